@@ -15,7 +15,7 @@ inline constexpr uint16_t kMemserverPort = 7070, kGpunodePort = 7071, kMetricsPo
 
 enum class AddressUse : uint8_t { kConnect, kListen, kListenHere };
 
-/// Whether `text` has the form HOST:PORT, [V6]:PORT or (not kListenHere) unix:/PATH. The Error says
+/// Ok if `text` has the form HOST:PORT, [V6]:PORT or (not kListenHere) unix:/PATH. The Error says
 /// what it lacks and how it may be written; `usual`: the port of the examples. To connect there has
 /// to be a port above 0.
 Status checkAddress(std::string_view text, AddressUse use, uint16_t usual);

@@ -86,8 +86,8 @@ CgroupMemory cgroupMemory(const std::string& folder) {
       all.limit = one.limit;
       all.current = one.current;
     }
-    // PSI of a group above is also of others below it, which may stall at limits of their own. It
-    // says something of this one where both are below the same limit.
+    // PSI of a group above is also of others below it, which may stall at limits of their own. The
+    // figure counts for this one where both are below the same limit.
     if (own || one.limit) {
       all.some = std::max(all.some, one.some);
       all.full = std::max(all.full, one.full);

@@ -1,8 +1,8 @@
 // The memory that a process's cgroup leaves it. A limit of any group above holds as well as its
 // own: all of them are looked at. Read: memory.max, memory.high, memory.current, memory.stat,
 // memory.events.local (before Linux 5.2 memory.events), memory.pressure; of a group of version 1
-// memory.limit_in_bytes, memory.usage_in_bytes, memory.stat, memory.failcnt. What is not there is
-// not counted. Thread-safety: any thread.
+// memory.limit_in_bytes, memory.usage_in_bytes, memory.stat, memory.failcnt. Missing files do not
+// count. Thread-safety: any thread.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +26,9 @@ struct CgroupMemory {
 };
 
 /// The folder of this process's own cgroup, as /proc/self/cgroup below `proc` names it; "" where it
-/// is in none. Where both versions are in use, that of version 1 if memory is counted there.
+/// is in none. If both versions are in use, that of version 1 if memory is counted there.
 std::string ownCgroup(const std::string& proc = "/proc");
-/// Of the cgroup with this folder and those above it.
+/// The cgroup with this folder, and those above it.
 CgroupMemory cgroupMemory(const std::string& folder);
 /// PSI of a file such as /proc/pressure/memory, per cent of the last 10 s. `kind`: "some", "full".
 /// 0 where there is none.

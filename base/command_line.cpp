@@ -259,7 +259,7 @@ static std::string zshCompletion(const std::string& name, const std::string& wor
       "#compdef {0}\n# Made by {0} --completion zsh.\nlocal -i at\nlocal -a known=({1} )\n"
       "for ((at = 2; at < CURRENT; at++)); do\n  case $words[at] in\n",
       name, words);
-  // What follows is the program's that is to be run.
+  // The rest is the program to run, with its arguments.
   out += "    --) shift $at words; ((CURRENT -= at)); _normal; return ;;\n" + of_commands +
          "  esac\ndone\n";
   if (!files.empty() || !values.empty()) {
@@ -307,7 +307,7 @@ std::string CommandLine::completion(const std::string& shell) const {
       name, words(app_), commands);
   out +=
       "  COMPREPLY=()\n  for each in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n    case $each in\n";
-  // What follows is the program's that is to be run.
+  // The rest is the program to run, with its arguments.
   out += "      --) COMPREPLY=($(compgen -c -f -- \"$word\")); return ;;\n" + of_commands +
          "    esac\n  done\n";
   if (!files.empty() || !values.empty()) {

@@ -1,6 +1,6 @@
 // The command lines of our programs, all alike: --help in groups with examples, --version, and one
-// line with status 2 for what is wrong. It says what to do: an option or a command that there is
-// not names the nearest that there is.
+// line with status 2 for what is wrong. The line says what to do: for an unknown option or command
+// it names the nearest known one.
 //
 // A program adds the rows of its table of options (options.h), and to app() what is an option of
 // the command line alone, each with a group and a type that people know: SIZE, SECONDS, NUMBER,
@@ -31,8 +31,7 @@ class CommandLine {
 
   CLI::App& app() { return app_; }
 
-  /// What a second one of an option does: it is refused, but for those of lists, which add up; or
-  /// it holds.
+  /// A repeated option is refused (lists add up instead), or the last one holds.
   enum class Again : uint8_t { kRefused, kHolds };
   /// An option for each row. The table outlives parse().
   void add(const OptionTable& table, Again again);
@@ -45,15 +44,17 @@ class CommandLine {
     const Option* option;
     std::string text;  // as fromCommandLine() has it
   };
-  /// After parse(): what was given of the rows. The Error names an option that was given nothing.
+  /// After parse(): the values given for rows. The Error names an option that was given nothing.
   Result<std::vector<Given>> given() const;
 
-  /// What completes its words in a shell, "bash" or "zsh", from the same definitions as --help.
+  /// A script that completes its words in a shell, "bash" or "zsh", from the same definitions as
+  /// --help.
   std::string completion(const std::string& shell) const;
 
-  /// Parses, and says what there is to say. The exit status, or nothing where the program goes on.
+  /// Parses, and prints help, the version or the error. The exit status, or nothing where the
+  /// program goes on.
   std::optional<int> parse(int argc, char** argv);
-  /// The same; `rest`: who takes what is neither an option nor belongs to one. Without it that is
+  /// The same; `rest` takes words that are no option and belong to none. Without it that is
   /// refused.
   std::optional<int> parse(std::vector<std::string> arguments,
                            std::vector<std::string>* rest = nullptr);
@@ -78,8 +79,8 @@ class CommandLine {
   std::string config_;
 };
 
-/// For options with numbers: SECONDS, NUMBER. What is none or lies beyond is refused with what is
-/// allowed.
+/// For options with numbers: SECONDS, NUMBER. Other texts, and numbers beyond the limits, are
+/// refused with what is allowed.
 CLI::Validator numberBetween(double least, double most);
 CLI::Validator wholeNumber(uint64_t least, uint64_t most = UINT64_MAX);
 /// For options of bytes: "32MiB" becomes its number.

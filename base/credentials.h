@@ -1,5 +1,5 @@
-// Where systemd puts the secrets that a unit is given (LoadCredential=): a folder that only the
-// unit's user can read.
+// The folder of the secrets that systemd gives a unit (LoadCredential=): only the unit's user can
+// read it.
 #pragma once
 
 #include <string>

@@ -7,7 +7,7 @@
 //
 // Lines that go to somebody else's place (setGraveLog) are a program's in any case.
 // Thread-safety: useDaemonLog() before the second thread; a LogAbout is of its thread. Like a line
-// itself they take no lock. Errors: none; a text that is no UTF-8 has '?' for what is none.
+// itself they take no lock. Errors: none; '?' stands for bytes that are no UTF-8.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ inline constexpr std::string_view kLogFormats = "text or json";
 
 /// `program` lives as long as the process.
 void useDaemonLog(LogFormat format, const char* program) noexcept;
-/// Of a process that is there for one session: what its lines are about where no LogAbout says
-/// otherwise. Before the second thread; texts that are too long are cut.
+/// In a process that serves one session: the subject of its lines where no LogAbout says otherwise.
+/// Before the second thread; texts that are too long are cut.
 void logAboutSession(std::string_view session, std::string_view key) noexcept;
 
 /// As a daemon's process for a session is told all that: in its environment, so that a library
@@ -36,10 +36,10 @@ inline constexpr const char* kDaemonLogVariable = "OLPAGER_DAEMON_LOG";
 /// The entry, NAME=value.
 std::string daemonLogEntry(LogFormat format, std::string_view program, std::string_view session,
                            std::string_view key);
-/// Both calls above, by the variable's value. nullptr, or what is none: lines stay a program's.
+/// Both calls above, by the variable's value. nullptr, or another word: lines stay a program's.
 void useDaemonLogOf(const char* value) noexcept;
 
-/// For as long as it lives, this thread's lines are about that session. They may be nested. The
+/// For as long as it lives, this thread's lines are about that session. Objects may be nested. The
 /// texts outlive it.
 class LogAbout {
  public:

@@ -36,7 +36,7 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// Whether a file of this process may be so long (RLIMIT_FSIZE, memfds too): to make it longer is a
+/// True if a file of this process may be so long (RLIMIT_FSIZE, memfds too): to make it longer is a
 /// SIGXFSZ, which ends the host program.
 inline bool fileMayHave(uint64_t bytes) {
   rlimit limit{};

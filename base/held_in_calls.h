@@ -5,7 +5,7 @@
 //                 Condition, and those that LetSignals is around
 //   LetSignals    around a wait, or between two
 //
-// What is locked across such a wait is a HoldingMutex, so that no signal comes in it.
+// Locks held across such a wait are HoldingMutexes, so that no signal comes in it.
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ namespace {
 // The kernel's set, in place of the C library's sixteen times as large one: a preloaded library
 // takes of what all have for static thread-local storage.
 constexpr uint64_t bit(int signal) { return uint64_t{1} << (signal - 1); }
-// What a thread brings about by itself, and what the C library ends and tells threads by.
+// Signals that a thread raises by itself, and those by which the C library ends and tells threads.
 constexpr uint64_t kNever = bit(SIGSEGV) | bit(SIGBUS) | bit(SIGFPE) | bit(SIGILL) | bit(SIGTRAP) |
                             bit(SIGSYS) | bit(SIGABRT) | bit(32) | bit(33);
 

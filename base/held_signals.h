@@ -1,16 +1,16 @@
-// Signal handlers of the program, and the locks that whoever serves a page fault needs. A handler
+// Signal handlers of the program, and the locks that the server of a page fault needs. A handler
 // may touch managed memory, or stop its thread until another one has touched some. So no handler
-// runs on a thread while it has what a fault needs:
+// runs on a thread that holds something which a fault needs:
 //
 //   HoldingMutex   signals are held back while it is held, and come once it is released
-//   Condition      waits with a HoldingMutex released, and signals with it. It has no lock of its
-//                  own that a handler could interrupt
+//   Condition      waits with a HoldingMutex released, and signals with it. No lock of its own in
+//                  it that a handler could interrupt
 //   holdSignals()  for what is no lock, with releaseSignals() in pairs, or HeldSignals
 //   ownThread()    a thread of ours runs no handler at all
 //
 // None of this makes a system call before signalsMatter(): before there is managed memory. After
-// that a thread makes two for its outermost hold. Signals that say what the
-// thread itself has done (SIGSEGV and its like) are never held back.
+// that a thread makes two for its outermost hold. Signals about the thread's own deeds (SIGSEGV and
+// its like) are never held back.
 #pragma once
 
 #include <atomic>
@@ -76,7 +76,7 @@ class HoldingMutex {
   bool holds_ = false;  // of who has the mutex
 };
 
-/// std::condition_variable for a HoldingMutex. Whoever rings need not have the mutex.
+/// std::condition_variable for a HoldingMutex. The thread that rings need not have the mutex.
 class Condition {
  public:
   using Lock = std::unique_lock<HoldingMutex>;
@@ -89,7 +89,7 @@ class Condition {
   void wait(Lock& lock, Until until) {
     while (!until()) wait(lock);
   }
-  /// It may also return early, as after a ring.
+  /// The wait may also end early, as after a ring.
   template <typename Rep, typename Period>
   std::cv_status wait_for(Lock& lock, std::chrono::duration<Rep, Period> most) {
     const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(most).count();
@@ -114,7 +114,7 @@ class Condition {
   bool sleep(Lock& lock, const timespec* most);
   void ring(int32_t most) noexcept;
 
-  // Both seq_cst: who rings and finds nobody waiting has rung before who waits next looks.
+  // Both seq_cst: a ring that finds nobody waiting comes before the next waiter's look.
   std::atomic<uint32_t> rings_{0};
   std::atomic<uint32_t> waiting_{0};
 };

@@ -1,11 +1,11 @@
-// What ends a context while it works.
+// Driver results that mean that a kernel has ended its context.
 #pragma once
 
 #include <cuda.h>
 
 namespace olpager::base {
 
-/// Whether a result says that a kernel has ended its context, or its memory has (of the GPU, or
+/// True if a result says that a kernel has ended its context, or its memory has (of the GPU, or
 /// lost with a memserver): every later call in it that needs the GPU reports the same.
 constexpr bool isKernelFault(CUresult result) {
   switch (result) {

@@ -52,7 +52,7 @@ std::string locateLibrary(std::string_view binary, std::string_view name) {
   for (const fs::path libdir : {OLPAGER_LIBDIR, "lib"}) {
     const fs::path folder = prefix / libdir / "olpager";
     if (const std::string found = firstOf({folder / name}); !found.empty()) return found;
-    // Where an installation holds no links (a Python package), the library has the driver's name.
+    // If an installation holds no links (a Python package), the library has the driver's name.
     if (const fs::path bare = folder / "libcuda.so.1"; name == "libolpager.so" && isThere(bare))
       return bare.string();
   }

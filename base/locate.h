@@ -1,4 +1,4 @@
-// Where this project's own files lie, beside a binary of it: in the build tree or below an
+// Finds this project's own files from a binary's place: in the build tree or below an
 // installation's prefix. Thread-safety: pure but for the file system. Errors: an empty string when
 // there is no such file.
 #pragma once

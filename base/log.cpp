@@ -83,7 +83,7 @@ ssize_t put(int descriptor, const char* from, size_t length) {
   return ::write(descriptor, from, length);
 }
 
-// ---- a daemon's lines (daemon_log.h). What is said here is said before there is a second thread.
+// ---- a daemon's lines (daemon_log.h). Settings here are made before there is a second thread.
 
 constexpr uint8_t kPlain = 0, kDaemonText = 1, kDaemonJson = 2;
 std::atomic<uint8_t> g_form{kPlain};
@@ -224,7 +224,7 @@ class StderrSink : public spdlog::sinks::sink {
       const ssize_t written = put(descriptor, at, left);
       if (written < 0 && errno == EINTR) continue;
       if (written < 0 && errno == EAGAIN &&
-          descriptor == grave) {  // full: whoever logs waits for nobody
+          descriptor == grave) {  // full: a thread that logs waits for nobody
         descriptor = g_descriptor.load(std::memory_order_relaxed);
         continue;
       }
@@ -389,8 +389,8 @@ void neverWaitForLogReader() noexcept {
   g_waits.store(false, std::memory_order_relaxed);
   struct stat about {};
   if (fstat(STDERR_FILENO, &about) != 0 || !S_ISFIFO(about.st_mode)) return;
-  // What another thread has written since it was asked could fill a pipe. Opened anew: O_NONBLOCK
-  // holds for all who have the same open file.
+  // Another thread's writes since the check could fill a pipe. Opened anew: O_NONBLOCK holds for
+  // all who have the same open file.
   const int own = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC);
   if (own >= 0) setLogDescriptor(own);
 }

@@ -3,8 +3,8 @@
 // program.
 //
 // Thread-safety: any thread, also in a forked child: there is no lock, a line is one write(2).
-// errno is left as it was. Errors: nothing throws or fails; what can't be written is lost. Not
-// async-signal-safe (formatting may allocate).
+// errno is left as it was. Errors: nothing throws or fails; a line that can't be written is lost.
+// Not async-signal-safe (formatting may allocate).
 #pragma once
 
 #include <atomic>
@@ -21,23 +21,23 @@ std::optional<LogLevel> parseLogLevel(std::string_view name);
 const char* logLevelName(LogLevel level);
 inline constexpr std::string_view kLogLevels = "off, error, warn, info, debug or trace";
 
-/// What is written: `level` and all that is graver. Until the first call it is what OL_LOG says.
+/// Lines of `level` and above are written. Until the first call OL_LOG decides.
 void setLogLevel(LogLevel level) noexcept;
 LogLevel logLevel() noexcept;
 inline bool logs(LogLevel level) noexcept { return level <= logLevel() && level != LogLevel::kOff; }
 
-/// Where lines go from now on, instead of standard error. The descriptor stays open.
+/// The destination of lines from now on, instead of standard error. The descriptor stays open.
 void setLogDescriptor(int descriptor) noexcept;
-/// Where lines of level kWarn and kError go from now on, whatever setLogDescriptor() says, and what
-/// stands before their text: for whoever is not where they come from. -1: where all others go, with
-/// nothing before it. Where it takes nothing more now (O_NONBLOCK) lines go where all others do.
-/// The descriptor stays open, the text lives as long as the process.
+/// The destination of lines of level kWarn and kError from now on, whatever setLogDescriptor()
+/// says, and the text before theirs: for a reader elsewhere. -1: where all others go, with nothing
+/// before it. While it takes nothing (O_NONBLOCK), lines go where all others do. The descriptor
+/// stays open, the text lives as long as the process.
 void setGraveLog(int descriptor, const char* before) noexcept;
 
-/// One line; a newline inside becomes a space. printf's format. What a program or a peer can bring
-/// about again and again does not fill anybody's disk: of each place in the code that logs, few
-/// lines are written at once and few a second after that (LogRate; debug and trace: all). The last
-/// that is written says that more are left out, the next one how many were.
+/// One line; a newline inside becomes a space. printf's format. A line that a program or a peer can
+/// repeat at will fills no disk: of each place in the code that logs, few lines are written at once
+/// and few a second after that (LogRate; debug and trace: all). The last that is written says that
+/// more are left out, the next one how many were.
 // NOLINTBEGIN(bugprone-macro-parentheses)
 #define OLPAGER_LOGS(format_at) __attribute__((noinline, format(printf, format_at, format_at + 1)))
 void log(LogLevel level, const char* format, ...) noexcept OLPAGER_LOGS(2);

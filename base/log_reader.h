@@ -1,4 +1,4 @@
-// A daemon's log and who reads it (log.h).
+// A daemon's log and its reader (log.h).
 #pragma once
 
 namespace olpager::base {

@@ -1,4 +1,4 @@
-// What the kernel says of this machine's memory. Thread-safety: any thread.
+// This machine's memory as the kernel reports it. Thread-safety: any thread.
 #pragma once
 
 #include <cstdint>

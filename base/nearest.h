@@ -1,4 +1,4 @@
-// Which of the names that there are somebody meant by one that is not. Pure functions.
+// Suggests the nearest known name for an unknown one. Pure functions.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ std::string nearest(std::string_view word, const std::vector<std::string>& known
 /// "; did you mean NAME?", or "" where none is near.
 std::string didYouMean(std::string_view word, const std::vector<std::string>& known);
 
-/// Of a key in a settings file that no setting has: what it is, and which there are.
+/// The message for an unknown key of a settings file: its nearest known one, and all known ones.
 std::string unknownKey(std::string_view word, const std::vector<std::string>& known);
 /// The same of a table. `only`: the one that the file may have; "": none.
 std::string unknownTable(std::string_view word, std::string_view only = "");

@@ -1,4 +1,4 @@
-// What a program may be told: one table, from which the options of its command line and --help
+// A program's options: one table, from which the options of its command line and --help
 // (command_line.h), the keys of its settings files, the OL_* variables and the words that a shell
 // completes come.
 //
@@ -31,16 +31,17 @@ inline constexpr uint64_t kSettingsPageBytes = 2ull << 20;
 /// Sets one value from text. The Error does not name where the text came from.
 using Setter = std::function<Status(std::string_view)>;
 
-/// In the place of a group: the option is for tests and comparisons. It works, and no list has it.
+/// In the place of a group: the option is for tests and comparisons. The option works, and no list
+/// has it.
 inline constexpr const char* kHidden = "";
 
 struct Option {
   /// In a file, such as lease_time. The option is --lease-time, the variable OL_LEASE_TIME.
   std::string key;
   std::string group;  // of --help
-  /// What a value is, in a word that people know. The word decides what a file may have beside a
-  /// text (an integer for SIZE, SECONDS, NUMBER, PERCENT, ADDRESS and NODE, a boolean for on|off,
-  /// an array where the word ends in ",..."), and whether a shell completes names of files (FILE).
+  /// The value's type, as a word for people. The word decides what a file may have beside a text
+  /// (an integer for SIZE, SECONDS, NUMBER, PERCENT, ADDRESS and NODE, a boolean for on|off, an
+  /// array where the word ends in ",..."), and whether a shell completes names of files (FILE).
   std::string type;
   std::string help;
   std::string usual;  // the default, as --help shows it; "": none is shown
@@ -69,10 +70,10 @@ class OptionTable {
   /// The Error does not name where the text came from. One of a key that there is not names the
   /// keys that there are.
   Status set(std::string_view key, std::string_view text) const;
-  /// Sets what a TOML file has. One that is not there is an Error only where it `must` be.
+  /// Sets the values of a TOML file. One that is not there is an Error only where it `must` be.
   Status readFile(const std::string& path, bool must);
 
-  /// Where a value came from, by key, as an Error names it.
+  /// The origin of each value, by key, as an Error names it.
   std::map<std::string, std::string, std::less<>> origins;
 
  private:
@@ -86,7 +87,7 @@ Error notAllowed(std::string_view text, std::string_view allowed);
 /// "a, b or c"
 std::string listedOr(const std::vector<std::string>& names);
 
-/// A word that somebody writes, and what it stands for.
+/// A word that somebody writes, and its value.
 template <typename T>
 struct Word {
   const char* word;
@@ -100,7 +101,7 @@ const char* wordOf(std::initializer_list<Word<T>> words, T value) {
   return "";
 }
 
-/// What most options are. Each setter refers to what it sets.
+/// Setters for most options. Each setter refers to what it sets.
 namespace setter {
 
 /// One of several words.
@@ -117,7 +118,7 @@ Setter word(T& into, std::initializer_list<Word<std::type_identity_t<T>>> words)
     return notAllowed(text, listedOr(names));
   };
 }
-/// What `parse` makes of a text, if anything.
+/// Sets what `parse` makes of a text; without a result, the Error says `allowed`.
 template <typename T, typename Parse>
 Setter parsed(T& into, Parse parse, std::string_view allowed) {
   return [&into, parse, allowed](std::string_view text) -> Status {

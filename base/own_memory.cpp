@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<bool> refused{false};
 
-// Whether the system has made the copy, as far as it goes.
+// True if the system has made the copy, as far as it goes.
 template <typename Copy>
 bool asked(const Copy& copy, uint64_t bytes, bool* whole) {
   if (refused.load(std::memory_order_relaxed)) return false;

@@ -24,9 +24,9 @@ UniqueFd watchProcess(pid_t pid);
 void raiseLimit(int resource);
 
 /// From now on no process of the same user can look into this one (memory, descriptors,
-/// environment), take its descriptors or trace it, and it leaves no core. Who has CAP_SYS_PTRACE
-/// still can. /proc/PID belongs to root then: of its files there, this process opens those that
-/// everybody may read. A program that it starts (exec) is not kept so.
+/// environment), take its descriptors or trace it, and it leaves no core. A process with
+/// CAP_SYS_PTRACE still can. /proc/PID belongs to root then: of its files there, this process opens
+/// those that everybody may read. A program that it starts (exec) is not kept so.
 void keepFromOthers();
 
 }  // namespace olpager::base

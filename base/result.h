@@ -8,7 +8,7 @@
 
 namespace olpager {
 
-/// What went wrong, as one line: what happened, where, and what to do.
+/// A failure, as one line: what happened, where, and what to do.
 struct Error {
   std::string message;
 };

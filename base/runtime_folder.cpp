@@ -53,7 +53,8 @@ std::vector<std::string> runtimeFolders(const std::string& fallback) {
     return folders;
   }
   auto others = othersIn(fallback, usual);
-  // Who makes one at the same moment makes another one: all look into both, and take the first.
+  // A process that makes one at the same moment makes another one: all look into both, and take the
+  // first.
   if (std::string made = usual + "-XXXXXX"; others.empty() && mkdtemp(made.data()) != nullptr)
     others = othersIn(fallback, usual);
   folders.insert(folders.end(), others.begin(), others.end());

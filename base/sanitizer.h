@@ -1,4 +1,4 @@
-// Which sanitizer a file is built with.
+// The sanitizer that a file is built with.
 #pragma once
 
 namespace olpager::base {

@@ -91,7 +91,7 @@ Setter disks(std::vector<DiskSetting>& into) {
   };
 }
 
-// Of a route to one of a gpunode's GPUs ("HOST:PORT/1"): the gpunode. "": it is none.
+// The gpunode of a route to one of its GPUs ("HOST:PORT/1"). "": it is none.
 std::string_view gpunodeOfGpu(std::string_view route) {
   const size_t slash = route.rfind('/');
   if (slash == std::string_view::npos || slash + 1 == route.size() ||
@@ -168,7 +168,7 @@ Status readEnvironment(OptionTable& table, Settings& settings, const SettingsSou
   return {};
 }
 
-// What is wrong with a value beside others, with where it came from.
+// The Error for a value that is wrong beside others, with where it came from.
 Error wrongWithOthers(const OptionTable& table, const char* key, const std::string& what) {
   const auto origin = table.origins.find(key);
   return Error{base::format("{}: {}", origin == table.origins.end() ? key : origin->second, what)};
@@ -183,7 +183,7 @@ void nameLocal(Settings& settings, const std::vector<std::string>& environment) 
   settings.local_key = localKeyPath(std::string(socket));
 }
 
-// What the unified view has no place for yet, or never.
+// Refuses settings that the unified view has no place for yet, or never.
 Status checkUnified(const OptionTable& table, const Settings& settings) {
   const auto& gpunodes = settings.gpunodes;
   if (gpunodes.empty()) return {};
@@ -208,7 +208,7 @@ Status checkUnified(const OptionTable& table, const Settings& settings) {
           .message);
 }
 
-// What no single setting shows: a range that can't be, a route that leads nowhere.
+// Checks that need several settings: a range that can't be, a route that leads nowhere.
 Status checkTogether(const OptionTable& table, const Settings& settings) {
   const uint64_t size = settings.va_size != 0 ? settings.va_size : space::kDefaultVaSize;
   if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {

@@ -17,7 +17,7 @@ struct Budget {
   bool operator==(const Budget&) const = default;
 };
 
-/// What parseSize accepts, for messages.
+/// The forms that parseSize accepts, for messages.
 inline constexpr std::string_view kSizeForms =
     "a number with KiB, MiB, GiB or TiB (such as 8GiB), or plain bytes";
 inline constexpr std::string_view kBudgetForms =

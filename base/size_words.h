@@ -1,4 +1,4 @@
-// What is said of sizes that people get wrong. Pure functions.
+// Wording for sizes that are refused. Pure functions.
 #pragma once
 
 #include <cstdint>

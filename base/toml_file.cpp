@@ -43,8 +43,8 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-// What users get wrong most. For a file that is no TOML because of its line `number` (from 1):
-// where a text there lacks its quotes (vram = 8GiB), what it should be; else "".
+// Finds the mistake that users make most. For a file that is no TOML because of its line `number`
+// (from 1): where a text there lacks its quotes (vram = 8GiB), what it should be; else "".
 std::string unquotedValue(std::string_view file, size_t number) {
   for (; number > 1; --number) {
     const size_t end = file.find('\n');
@@ -57,7 +57,7 @@ std::string unquotedValue(std::string_view file, size_t number) {
   const std::string_view key = trimmed(line.substr(0, equals));
   const std::string_view rest = line.substr(equals + 1);
   const std::string_view value = trimmed(rest.substr(0, rest.find('#')));
-  // What begins like a string, an array or a table has another fault.
+  // A value that begins like a string, an array or a table has another fault.
   if (key.empty() || value.empty() || value.find_first_of("\"'[]{}") != std::string_view::npos)
     return {};
   // So has what needs no quotes.

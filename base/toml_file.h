@@ -1,6 +1,5 @@
-// Settings files in TOML: what the library, olmemserver and olgpunode have in common. Everything
-// wrong with a file is one line that names it, the place, and where it can be told what should be
-// there.
+// Settings files in TOML: code shared by the library, olmemserver and olgpunode. Everything wrong
+// with a file is one line that names it, the place, and where it can be told what should be there.
 //
 // Thread-safety: no shared state. Nothing throws but std::bad_alloc.
 #pragma once

@@ -92,7 +92,7 @@ class Reader {
     }
   }
 
-  /// What was wrong first; "" so far nothing.
+  /// The first thing that was wrong; "" while nothing is.
   const std::string& wrong() const { return wrong_; }
   size_t left() const { return bytes_.size(); }
 

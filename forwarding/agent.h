@@ -1,6 +1,6 @@
-// A pager as an agent of a directory elsewhere: what olgpunode's worker and the pager in
-// libolpager.so say to each other about pages that other executors have. The worker has the links,
-// the pager the memory. Found by dlsym in libolpager.so, as forwarding/placing.h.
+// A pager as an agent of a directory elsewhere: the interface between olgpunode's worker and the
+// pager in libolpager.so for pages that other executors have. The worker has the links, the pager
+// the memory. Found by dlsym in libolpager.so, as forwarding/placing.h.
 // docs/internals/coherence.md, "A launch over two executors", has the whole.
 //
 // Directions. The functions are the worker's to call; they take the pager's mutex, and those that
@@ -20,7 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 
-/// What the pager asks of the worker. `extent` and `number` are the directory's.
+/// The pager's calls to the worker. `extent` and `number` are the directory's.
 struct OlpagerAgentLink {
   void* worker;
   /// Messages for the home, a batch (coherence/pages/batch.h), which is the caller's. In order.
@@ -46,13 +46,14 @@ extern "C" {
 /// The pager's device memory is the unified view's from now on: it is agent `agent`, and regions
 /// come by olpager_agent_region. Before the first allocation, once. `link` stays.
 CUresult olpager_agent_start(const OlpagerAgentLink* link, uint8_t agent);
-/// A context has been made: the pager starts what it has on the device, before the program's code
-/// is loaded. So each executor's driver is asked for the same in the same order.
+/// A context has been made: the pager starts its part of the device, before the program's code is
+/// loaded. So each executor's driver is asked for the same in the same order.
 CUresult olpager_agent_prepare(void);
 /// Pages of the placed part (placing.h) from `base` on, that nobody has yet: page i is extent
 /// first + i.
 CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first);
-/// What the home says: a batch. CUDA_ERROR_INVALID_VALUE: it is not to be trusted any more.
+/// Takes a batch of messages from the home. CUDA_ERROR_INVALID_VALUE: it is not to be trusted any
+/// more.
 CUresult olpager_agent_receive(const void* batch, size_t bytes);
 /// A fetch is over: the bytes are there. `hash`: of them, as the giver said.
 void olpager_agent_landed(uint32_t extent, uint64_t number, const uint64_t* hash);

@@ -13,15 +13,15 @@
 namespace olpager::forward {
 namespace {
 
-// What a daemon of another kind that answers at a gpunode's address is.
+// The Error for a daemon of another kind at a gpunode's address.
 Error otherDaemon(const std::string& gpunode, const std::string& its_kind) {
   const std::string kind = base::printable(its_kind);
   return Error{"gpunode " + gpunode + ": it is no gpunode but a " + kind +
                (kind == "memserver" ? ": that is named by --memserver" : "")};
 }
 
-// Of who has taken a connection and does not know what a gpunode does: a daemon of another kind
-// says which. `lasts`: as askGpunode()'s.
+// The Error for a peer that has taken a connection and does not know what a gpunode does: a daemon
+// of another kind says which. `lasts`: as askGpunode()'s.
 Error noGpunode(const transport::Options& options, const std::string& gpunode, uint32_t answer_ms,
                 const std::string& otherwise, bool& lasts) {
   const std::string name = "gpunode " + gpunode + ": ";
@@ -52,7 +52,7 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
   lasts = true;  // what is said here
   const auto wanted = transport::optionsFrom(settings, gpunode);
   if (!wanted.ok()) return wanted.error();
-  // Of the session's own connection: before there is a session.
+  // A check for the session's own connection, before there is a session.
   if (auto status = transport::checkChoice(wanted.value(), gpunode); !status.ok())
     return Error{"gpunode " + status.error().message};  // which names the address
   const transport::Options options = toAsk(wanted.value(), connect_ms);
@@ -71,7 +71,7 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
   for (;;) {
     transport::Completion one[1];
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now());
-    // What came while this thread did not run is there.
+    // Completions that came while this thread did not run are there.
     if (queue->wait(one, std::max(left, left.zero())) == 0)
       return Error{name + "it did not answer in time"};
     if (one[0].kind == transport::Completion::Kind::kDown)

@@ -25,7 +25,7 @@ Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
                                             const std::string& gpunode, uint32_t connect_ms,
                                             uint32_t answer_ms, bool* lasts = nullptr);
 
-/// What the gpunode says beside its answer, as text of one line.
+/// The gpunode's remarks beside its answer, as text of one line.
 std::string textOf(const SessionReply& reply);
 
 }  // namespace olpager::forward

@@ -1,7 +1,7 @@
-// What a process that has opened libolpager.so itself may ask of it: olgpunode-worker finds these
+// Functions of libolpager.so for a process that has opened it itself: olgpunode-worker finds them
 // by dlsym. Beside CUDA's own functions, and of no use to a program that is only preloaded.
-// Thread-safety: any thread, any time, also before cuInit (nothing is known then). Bytes. They wait
-// for no GPU.
+// Thread-safety: any thread, any time, also before cuInit (nothing is known then). Bytes. No
+// function waits for a GPU.
 #pragma once
 
 #include <cstdint>
@@ -29,22 +29,22 @@ struct OlpagerFigures {
 /// 0: `figures` is filled in. 1: there is nothing to tell.
 int olpager_figures(OlpagerFigures* figures);
 
-/// Where a process counts what its links carry (coherence/status/link_counters.h); never null. The
-/// first call makes the file of counters.
+/// The counters of the process's links (coherence/status/link_counters.h); never null. The first
+/// call makes the file of counters.
 olpager::status::LinksCounters* olpager_links(void);
 
-/// The device's VRAM budget from now on; what exceeds it leaves VRAM in the background. Before the
-/// device's first allocation: what it begins with. Returns what it will be, which is more when less
+/// The device's VRAM budget from now on; pages beyond it leave VRAM in the background. Before the
+/// device's first allocation: what it begins with. Returns the new budget, which is more when less
 /// would leave memory without a place; 0: there is no pager.
 uint64_t olpager_set_vram_budget(int device, uint64_t bytes);
 
-/// The host tier's limit from now on, at most the setting `host`; what exceeds it goes back to the
-/// system in the background. Returns what it will be, which is more when less would leave memory
+/// The host tier's limit from now on, at most the setting `host`; memory beyond it goes back to the
+/// system in the background. Returns the new limit, which is more when less would leave memory
 /// without a place; 0: there is no pager, or it is nothing.
 uint64_t olpager_set_host_limit(uint64_t bytes);
 
-/// The pager ends: nothing moves any more, and memservers have back what they lent. Waits for what
-/// is under way between here and them; no call of CUDA's may follow.
+/// The pager ends: nothing moves any more, and memservers get their memory back. Waits for
+/// transfers between here and them; no call of CUDA's may follow.
 void olpager_stop(void);
 
 /// From now on `call` is called on each thread whose operation waits for memory, once for each
@@ -56,8 +56,8 @@ void olpager_on_wait(void (*call)(void));
 /// or -1.
 void olpager_set_connect(int (*connect)(const char* name));
 
-/// Where the log goes from now on, instead of standard error: warnings and errors to `grave`, with
-/// `before` (which lives as long as the process) before their text.
+/// The log's destination from now on, instead of standard error: warnings and errors to `grave`,
+/// with `before` (which lives as long as the process) before their text.
 void olpager_set_log(int descriptor, int grave, const char* before);
 
 }  // extern "C"

@@ -1,4 +1,4 @@
-// Operations: what a worker makes for its client, as the pager in libolpager.so knows it. Calls of
+// Operations: a worker's calls for its client, as the pager in libolpager.so knows them. Calls of
 // the API that a thread makes between olpager_operation_enter and olpager_operation_over are one
 // operation. Found by dlsym in libolpager.so, as forwarding/placing.h.
 //

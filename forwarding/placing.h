@@ -19,7 +19,7 @@ CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes);
 /// in one piece; may be null.
 CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes,
                              size_t* room_largest);
-/// What a device has room for, in bytes.
+/// A device's room, in bytes.
 struct OlpagerRoom {
   uint64_t vram;       // that programs may use of its VRAM
   uint64_t told;       // that they are told of in all

@@ -1,4 +1,4 @@
-// What CUDA_VISIBLE_DEVICES names. Pure.
+// Parses CUDA_VISIBLE_DEVICES. Pure.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace olpager::forward {
 /// indices: numbers or beginnings of UUIDs, up to the first that is none, as CUDA reads it.
 std::vector<uint32_t> visibleDevices(const std::vector<std::string>& uuids, std::string_view text);
 
-/// Whether it is there to hide all devices: empty, or -1.
+/// True if the value hides all devices: empty, or -1.
 bool hidesAll(std::string_view text);
 
 }  // namespace olpager::forward

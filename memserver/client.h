@@ -1,18 +1,19 @@
 // A session's end of one memserver: memory leased in slabs, read and written by ranges.
 // docs/internals/memserver.md explains the whole; this header is the contract.
 //
-// A Client keeps one connection. It renews its leases, connects again when the connection is lost,
-// shows its lease ids there and carries on: what was under way is done anew, so that a memserver
-// which stalls, or a connection which is lost, for less than the lease time only delays. What the
-// memserver does not know any more is lost, and said to be (kSlabLost).
+// A Client keeps one connection. The Client renews its leases, connects again when the connection
+// is lost, shows its lease ids there and carries on: transfers that were under way are repeated, so
+// that a memserver which stalls, or a connection which is lost, for less than the lease time only
+// delays. Slabs that the memserver no longer knows are lost, and reported (kSlabLost).
 //
-// Which page goes to which frame of which memserver is the caller's business (FramePool keeps one's
-// slabs). So is to check a hash of what comes back: a memserver is not trusted to be right.
+// The caller decides which page goes to which frame of which memserver (FramePool keeps one's
+// slabs). So is to check a hash of the bytes that come back: a memserver is not trusted to be
+// right.
 //
 // Thread-safety: everything may be called from any thread, also from within the Observer, unless it
 // says otherwise. One caller at a time for each frame: two transfers of overlapping frames, one of
-// them a write, have no order. Threads: one for each Client, which calls the Observer. It must not
-// be kept for long, nor wait for this Client or end it; one more while it connects. Time:
+// them a write, have no order. Threads: one for each Client, which calls the Observer. The Observer
+// must return soon, and neither wait for this Client nor end it; one more while it connects. Time:
 // milliseconds; leases are counted on CLOCK_BOOTTIME. Nothing blocks except connect(), lease(), and
 // the destructor. Memory: local ranges are regions of ClientOptions::domain
 // (transport::registerMemory(domain, memory, kLocalOnly)), with or without a memfd; the transport's
@@ -67,11 +68,10 @@ struct Event {
     kDown,      // the connection is lost: transfers wait, for the lease time at most
     kStalled,   // connected, but nothing was answered for stall_ms: transfers wait likewise
     kResumed,   // after kStalled: it answers
-    kSlabLost,  // `slab` and its bytes are gone; its transfers end with kLost. It need not be
-                // released
+    kSlabLost,  // `slab` and its bytes are gone; its transfers end with kLost. Not to be released
     kRecall,    // the memserver wants `bytes` back within `deadline_ms`: move pages elsewhere,
-                // release slabs. The amount replaces that of an earlier kRecall; 0: no longer. Who
-                // doesn't keeps them, unless the memserver insists (kSlabLost)
+                // release slabs. The amount replaces that of an earlier kRecall; 0: no longer. A
+                // session that doesn't keeps its slabs, unless the memserver insists (kSlabLost)
     kCapacity,  // what can be leased has grown from nothing
   };
   Kind kind = Kind::kUp;
@@ -110,8 +110,8 @@ struct ClientOptions {
 /// 2 s.
 transport::Options sessionTransport(transport::Options base);
 
-/// What is known of the memserver now. Speeds are of this Client's own transfers, averaged over the
-/// last seconds in which there were any; 0: not known yet.
+/// The memserver's present state. Speeds are of this Client's own transfers, averaged over the last
+/// seconds in which there were any; 0: not known yet.
 struct Figures {
   bool up = false;
   bool stalled = false;
@@ -136,7 +136,7 @@ struct Figures {
 class Client {
  public:
   /// Connects, or says why not. An attempt waits for at most the endpoint's connect_ms and 5 s for
-  /// the answer. What fails at once is tried again for two seconds: an outage.
+  /// the answer. A failure at once is retried for two seconds: an outage.
   static Result<std::unique_ptr<Client>> connect(const ClientOptions& options, Observer& observer);
   /// Ends all transfers, gives everything back and tells the memserver so, which then frees it at
   /// once. Waits for at most 1 s (while it connects anew: for the endpoint's connect_ms).
@@ -162,9 +162,9 @@ class Client {
   /// Makes a transfer more urgent, as far as it is not under way. Without effect when it is done.
   virtual void raise(uint64_t transfer, transport::Class klass) = 0;
   /// Ends all outstanding transfers with kInterrupted, at once even if the memserver is stalled, by
-  /// giving the connection up for a new one (leases stay). For who has a replica elsewhere and does
-  /// not want to wait. False: no connection was given up, since none was used; true: its kDown
-  /// comes.
+  /// giving the connection up for a new one (leases stay). For a caller that has a replica
+  /// elsewhere and does not want to wait. False: no connection was given up, since none was used;
+  /// true: its kDown comes.
   virtual bool interrupt() = 0;
 
   virtual Figures figures() const = 0;

@@ -4,7 +4,8 @@
 // A run lies on a boundary of its own size, in one slab. The fullest place that has room is used
 // first, so that slabs become empty and can be given back.
 //
-// Thread-safety: one caller at a time. Errors: none; what can't be is std::nullopt or false.
+// Thread-safety: one caller at a time. Errors: none; an impossible request is std::nullopt or
+// false.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,7 @@ class FramePool {
 
   /// No new frames from this slab (it is being emptied), or again.
   bool close(SlabId slab, bool closed = true);
-  /// The open slab with the fewest bytes in use: what to empty when memory is recalled.
+  /// The open slab with the fewest bytes in use: the one to empty when memory is recalled.
   std::optional<SlabId> emptiest() const;
   uint64_t used(SlabId slab) const;  // bytes; 0 also for what is not known
 

@@ -1,4 +1,4 @@
-// What sessions and memservers say to each other, as messages of the transport. Bytes of pages are
+// The protocol between sessions and memservers, as messages of the transport. Bytes of pages are
 // not in it: they are read and written one-sided, by the keys that kLeaseReply and kAttachReply
 // give.
 //
@@ -9,11 +9,10 @@
 //
 // Requests (MessageClass::kRequest) are answered once, by the reply with the same number (kReply);
 // notices (kNotice) are not. A session's first request is kHello; after a lost connection kAttach
-// names the leases that it holds. Whoever knows a lease's id, over a connection with the same key's
-// name, is its holder.
+// names the leases that it holds. A session that knows a lease's id, over a connection with the
+// same key's name, is its holder.
 //
-// What a memserver says of itself is asked for over the same connection, by
-// coherence/status/status.h.
+// A memserver's status is asked for over the same connection, by coherence/status/status.h.
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -32,7 +31,7 @@
 
 namespace olpager::memserver {
 
-/// Random, given by the memserver. What it does not know any more is gone for good.
+/// Random, given by the memserver. A lease that it does not know any more is gone for good.
 struct LeaseId {
   std::array<uint8_t, 16> bytes{};
   auto operator<=>(const LeaseId&) const = default;
@@ -57,7 +56,7 @@ struct LeasedSlab {
   bool operator==(const LeasedSlab&) const = default;
 };
 
-/// What a memserver has, told in several replies.
+/// A memserver's capacity, told in several replies.
 struct Capacity {
   uint64_t total = 0;
   uint64_t free = 0;
@@ -136,8 +135,8 @@ struct Revoked {
   std::string why;
   bool operator==(const Revoked&) const = default;
 };
-/// Notice of the session: it ends; everything of it can be freed at once. Of the memserver: it
-/// ends; everything that the session has there is gone.
+/// Notice of the session: it ends; everything of it can be freed at once. Notice of the memserver:
+/// it ends; everything that the session has there is gone.
 struct Goodbye {
   bool operator==(const Goodbye&) const = default;
 };
@@ -155,7 +154,7 @@ struct Message {
 std::vector<std::byte> encode(const Message& message);
 Result<Message> decode(std::span<const std::byte> bytes);
 const char* bodyName(const Body& body);
-/// Whether it is a session's kRenew: without the rest of decode().
+/// True if it is a session's kRenew: without the rest of decode().
 bool isRenewal(std::span<const std::byte> bytes);
 
 }  // namespace protocol

@@ -25,7 +25,7 @@ namespace {
 // A wait for deferred launches asks this often whether they still run.
 constexpr uint64_t kLookNs = std::chrono::nanoseconds(kLook).count();
 
-// Of an arena, so many extents fit VRAM at least.
+// At least so many extents of an arena fit VRAM.
 constexpr uint64_t kArenaExtents = 32;
 
 // How long an allocation that finds the pool full waits for memory that was freed in stream order,
@@ -91,8 +91,8 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   return region;
 }
 
-// From here on launches can name the region. What of it is not in VRAM makes them take the slow
-// path.
+// From here on launches can name the region. A part of it that is not in VRAM makes them take the
+// slow path.
 void publish(PoolState& state, Region& region) {
   region.published = true;
   state.outside += countOutside(region);
@@ -244,7 +244,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
   if (state.stopped) return;
   state.book.withdraw(region->base);
-  // It counts no more: else each free would turn `slow` on and off again.
+  // The region counts no more: else each free would turn `slow` on and off again.
   region->published = false;
   state.outside -= countOutside(*region);
   state.updateSlow();
@@ -299,8 +299,8 @@ CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock) {
     while (!state.book.small.emptied.empty()) {
       Region* slab = state.book.small.emptied.back();
       state.book.small.emptied.pop_back();
-      // It releases the mutex. Who chose an address in the slab knows of this free only when it is
-      // over.
+      // The free releases the mutex. A caller that chose an address in the slab knows of this free
+      // only when it is over.
       const uint64_t base = slab->base;
       const bool placed = state.book.isPlaced(base);
       if (placed) state.book.small.leaving.insert(base);
@@ -391,7 +391,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       result != CUDA_SUCCESS)
     return result;
   reapDeferred(state, 0, lock);
-  // What is freed where the allocation could be had comes when its stream comes to it.
+  // A free where the allocation could be had comes when its stream comes to it.
   const auto mayCome = [&] {
     return kind == AllocationKind::kStreamOrdered && !state.stopped &&
            state.frees.any([&](CUdeviceptr freed) {
@@ -401,7 +401,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
   };
   for (uint64_t until = nowNs() + kDevicePatienceNs;;) {
     CUdeviceptr address = 0;
-    // What is below releases the mutex: the context may be gone since, and the engine with it.
+    // The code below releases the mutex: the context may be gone since, and the engine with it.
     if (state.devices.engineOf(device) != engine) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (bytes < kPageBytes && kind != AllocationKind::kManaged) {
       space::SlabAllocator& slabs = slabsFor(state, *engine, context, at != 0);
@@ -486,8 +486,8 @@ CUresult Allocations::free(CUdeviceptr address) {
     number = state.launch_number.load();
     hazards().snapshot(launching);
   }
-  // As native: returns when all work of the context is done. What other threads are about to submit
-  // is waited for first, so that every launch up to `number` is among that work.
+  // As native: returns when all work of the context is done. Work that other threads are about to
+  // submit is waited for first, so that every launch up to `number` is among that work.
   while (!Hazards::passed(launching)) std::this_thread::yield();
   const CUresult result = state.streams.synchronize(context, number);
   if (result != CUDA_SUCCESS && !endsContext(result)) return result;
@@ -500,8 +500,8 @@ CUresult Allocations::free(CUdeviceptr address) {
     lock.unlock();
     state.streams.poll();
     drainUnmarked(state, number);
-    // What is not marked is not known of before the capture ends, which its thread may do only
-    // after this one.
+    // Unmarked work is not known of before the capture ends, which its thread may do only after
+    // this one.
     if (state.streams.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     lock.lock();
@@ -519,8 +519,8 @@ bool Allocations::isAllocated(CUdeviceptr address) const {
 
 namespace {
 
-// An event behind what is in the stream. It has to be of the stream's context, which need not be
-// the caller's.
+// An event behind what is in the stream. The event has to be of the stream's context, which need
+// not be the caller's.
 CUresult eventBehind(const DriverApi& driver, const StreamKey& stream, CUevent* event) {
   const InContext current(driver, stream.context);
   CUresult result = current.result();

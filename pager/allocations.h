@@ -34,14 +34,14 @@ class Allocations {
   /// addresses by these two, for each context and device slabs of its own, finds them free here.
   /// CUDA_ERROR_INVALID_VALUE when the address is not free for it.
   CUresult allocateAt(CUcontext context, CUdevice device, CUdeviceptr address, uint64_t bytes);
-  /// What may be allocated on a device in all, and in one piece. As of the call; 0 before its
-  /// engine has started.
+  /// The most that may be allocated on a device, in all and in one piece. As of the call; 0 before
+  /// its engine has started.
   struct Room {
     uint64_t bytes = 0;
     uint64_t largest = 0;
   };
   Room room(CUdevice device) const;
-  /// Whether the device has one. As of the call.
+  /// True if the device has an engine. As of the call.
   bool hasEngine(CUdevice device) const;
   /// Frees what `address` is the base of, once all work that reaches it is done (waits for it, as
   /// cuMemFree does). CUDA_ERROR_INVALID_VALUE when it is no base of a live allocation.
@@ -49,13 +49,12 @@ class Allocations {
   /// Frees in stream order: returns at once, memory is reused when all work now in `stream` is
   /// done.
   CUresult freeAsync(CUdeviceptr address, const StreamKey& stream);
-  /// Whether `address` is what an allocation was given out as that was not freed, in stream order
-  /// either.
+  /// True if `address` is that of an allocation that was not freed, in stream order either.
   bool isAllocated(CUdeviceptr address) const;
   /// The allocation that holds `address` (its guard and end excluded). False when there is none.
   bool describe(uint64_t address, AllocationInfo* out) const;
-  /// Of the region (an allocation, a slab of small ones, a reservation) that holds `address`; as of
-  /// the call.
+  /// For the region (an allocation, a slab of small ones, a reservation) that holds `address`; as
+  /// of the call.
   Residency residency(uint64_t address) const;
 
  protected:

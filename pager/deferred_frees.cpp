@@ -13,8 +13,8 @@ void DeferredFrees::add(const StreamKey& stream, const Entry& entry) {
 
 std::vector<CUdeviceptr> DeferredFrees::collect(const DriverApi& driver, Lock& lock) {
   constexpr size_t kStreams = 64, kOfEach = 16;  // at a time
-  // The first ones of each stream: what is behind one that has not come has not either. Of more
-  // streams others the next time.
+  // The first ones of each stream: what is behind one that has not come has not either. With more
+  // streams others have their turn the next time.
   std::vector<std::pair<StreamKey, std::deque<Entry>>> pending;
   auto at = of_stream_.upper_bound(asked_last_);
   for (size_t streams = std::min(kStreams, of_stream_.size()); streams != 0; --streams) {

@@ -23,9 +23,9 @@ class DeferredFrees {
     CUevent event;  // behind the free in its stream; whoever takes the entry destroys it
   };
 
-  /// Whether the address was freed and is still in use.
+  /// True if the address was freed and is still in use.
   bool contains(CUdeviceptr address) const { return addresses_.contains(address); }
-  /// Whether something waits of which is(address) is true.
+  /// True if something waits of which is(address) is true.
   template <typename Is>
   bool any(Is is) const {
     return std::any_of(addresses_.begin(), addresses_.end(), is);
@@ -41,7 +41,7 @@ class DeferredFrees {
   std::vector<CUdeviceptr> collect(const DriverApi& driver, Lock& lock);
   /// Until nobody asks the driver.
   void awaitAsking(base::Condition& changed, Lock& lock) const;
-  /// Takes what was freed in streams of the context, each to be forgotten when its memory goes.
+  /// Takes the frees in streams of the context, each to be forgotten when its memory goes.
   std::vector<Entry> takeStreamsOf(CUcontext context);
   /// Takes what takes(address) names out of the lists. Returns the events that belong to streams of
   /// other contexts than `context`, whose own go with it.

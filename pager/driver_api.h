@@ -65,7 +65,7 @@ struct DriverApi {
 #undef OLPAGER_MEMBER
 };
 
-/// Whether an answer of the driver means that nothing runs in the context any more. Anything else
+/// True if an answer of the driver means that nothing runs in the context any more. Anything else
 /// (out of memory, say) is about the one call.
 constexpr bool endsContext(CUresult result) {
   switch (result) {
@@ -82,8 +82,7 @@ constexpr bool endsContext(CUresult result) {
   }
 }
 
-/// Whether a driver's answer is about captures: the call was not made, and nothing is known of what
-/// it would have told.
+/// True if a driver's answer is about captures: the call was not made, and its results are unknown.
 constexpr bool refusedByCapture(CUresult result) {
   return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
          result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;

@@ -3,8 +3,8 @@
 //
 // The CPU's agent (managed/cpu_agent.h) has no lock: one thread owns all of it. Others hand it
 // commands and wait, whatever of the above they hold. That thread takes the mutex of a
-// directory::Exchange, and tries PoolState::mutex when it holds none. Whoever holds one of these
-// touches no managed memory.
+// directory::Exchange, and tries PoolState::mutex when it holds none. A thread that holds one of
+// these touches no managed memory.
 //
 // A handler of the program's signals may touch managed memory, and may stop its thread. So all of
 // these, and the exchange's, are HoldingMutexes (base/held_signals.h): no handler runs on who holds
@@ -18,9 +18,9 @@
 // Without a lock: page map and region lookup (atomics), hazards and launch numbers (in_flight.h),
 // Region::stamp and Region::blocked. Memory order of these is written where they are declared.
 //
-// Moves of an extent are made by its claimer: whoever sets a transitional state (region.h) under
-// PoolState::mutex owns the extent's chunks and mapping until it sets a stable state, also while
-// the mutex is not held.
+// Moves of an extent are made by its claimer: the thread that sets a transitional state (region.h)
+// under PoolState::mutex owns the extent's chunks and mapping until it sets a stable state, also
+// while the mutex is not held.
 #pragma once
 
 #include "base/ranked_mutex.h"

@@ -1,4 +1,4 @@
-// What a pool is made with.
+// Options of a pool.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ using Budget = base::Budget;
 using space::kDefaultVaBase;
 using space::kDefaultVaSize;
 
-/// Second copies of what streams, packed (residency/packed.h). The numbers are what holds for
-/// programs; tests give a larger share of less VRAM, and wait less.
+/// Second copies of streamed extents, packed (residency/packed.h). The defaults are for programs;
+/// tests give a larger share of less VRAM, and wait less.
 struct Packing {
   bool on = true;
   uint64_t slots_share = 32;  // no more than one part in so many of the VRAM budget goes to slots
@@ -30,7 +30,7 @@ struct Packing {
 struct Waits {
   uint64_t in_place_ns = 200'000'000;  // a launch for what is to come to VRAM; then used in place
   // A launch for a chunk of VRAM of the size that it lacks, which is about to come free. Then one
-  // is made of others. What is fetched ahead waits ten times as long.
+  // is made of others. Prefetches wait ten times as long.
   uint64_t chunk_ns = 2'000'000;
   uint64_t all_full_ns = 5'000'000'000;  // a launch for memory, where every tier is full
 };

@@ -94,7 +94,7 @@ Pool::~Pool() {
   }
   stop();
   while (state_->draining.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  // What was in use when it was stopped: the driver's memory goes with its contexts, our records of
+  // Chunks in use when it was stopped: the driver's memory goes with its contexts, our records of
   // it here.
   const auto forget = [](std::vector<std::unique_ptr<Extent>>& extents) {
     for (auto& extent : extents) {
@@ -116,8 +116,7 @@ void Pool::stop() noexcept try {
       engines;  // one whose context is destroyed meanwhile stays until it is stopped
   {
     Lock lock(state_->mutex);
-    // What the program has at its end may look at managed memory still: objects that are destroyed
-    // after this.
+    // Objects of the program that are destroyed after this may look at managed memory still.
     constexpr uint64_t kHomePatienceNs = 2'000'000'000;
     if (state_->managed != nullptr && !state_->stopped)
       state_->managed->bringHome(nowNs() + kHomePatienceNs, lock);
@@ -140,7 +139,7 @@ void Pool::stop() noexcept try {
   // No memory for the list while the process ends: its threads end with it.
 }
 
-// Whatever another thread was doing to `engines` when the process was copied.
+// Another thread may have been changing `engines` when the process was copied.
 void Pool::forked() noexcept {
   state_->forked.store(true);
   state_->devices.abandonEngines();

@@ -36,7 +36,7 @@ struct ExternalOperation;
 struct PoolInside;
 struct PoolState;  // private
 
-/// Its parts: allocations (allocations.h), the program's own mappings
+/// Base classes: allocations (allocations.h), the program's own mappings
 /// (programs/virtual_memory.h), streams and contexts (launch/streams.h), memory that other
 /// executors have in turns (away/executor_memory.h). Access (launch/access.h) is how an operation
 /// uses it.
@@ -58,23 +58,23 @@ class Pool : public Allocations, public VirtualMemory, public Streams, public Ex
   /// is in it if need be, and lowers the budget by as much. Waits some seconds at most. Returns the
   /// bytes given, 0 when that many can't be had.
   uint64_t relieve(CUdevice device, uint64_t bytes);
-  /// What relieve() gave is free again: the budget is raised by it.
+  /// VRAM that relieve() gave is free again: the budget is raised by it.
   void regain(CUdevice device, uint64_t bytes);
   /// From now on the device's VRAM budget is this, or the least that holds what does not fit below
-  /// VRAM; what exceeds it leaves in the background. Before the device's first allocation: what it
-  /// begins with. Returns what it will be.
+  /// VRAM; memory beyond it leaves in the background. Before the device's first allocation: the
+  /// first budget. Returns the new budget.
   uint64_t setVramBudget(CUdevice device, uint64_t bytes);
   /// From now on the host tier's limit is this, at most what the options give, or the least that
-  /// holds what does not fit VRAM. What exceeds it goes back to the system in the background.
-  /// Returns what it will be.
+  /// holds what does not fit VRAM. Memory above the limit goes back to the system in the
+  /// background. Returns the new limit.
   uint64_t setHostLimit(uint64_t bytes);
   /// As the Report option says, for `device`; asks the driver what is free when the engine has not
   /// started. `context`: the caller's current one, or null.
   MemoryInfo memoryInfo(CUcontext context, CUdevice device);
 
-  /// Whether there has been managed memory. One load.
+  /// True if there has been managed memory. One load.
   bool hasManaged() const;
-  /// Whether host functions are to be told of (Streams::hostFunctionBegins). Two loads at most.
+  /// True if host functions are to be told of (Streams::hostFunctionBegins). Two loads at most.
   bool heedsHostFunctions() const;
   /// The CPU is about to use [address, + bytes) of managed memory: asks for its pages, and does not
   /// wait for them.
@@ -88,7 +88,7 @@ class Pool : public Allocations, public VirtualMemory, public Streams, public Ex
   /// CUDA_ERROR_INVALID_VALUE where nothing is pinned there, or other memory than `pinned` (0:
   /// whatever is).
   CUresult unpin(CUdeviceptr address, uint64_t pinned = 0);
-  /// What an exported allocation lies in: `handles` of the driver's, mapped one behind the other,
+  /// The memory of an exported allocation: `handles` of the driver's, mapped one behind the other,
   /// `offset` of the allocation's first byte in them.
   struct Exported {
     struct Piece {
@@ -119,7 +119,7 @@ class Pool : public Allocations, public VirtualMemory, public Streams, public Ex
   /// A few nanoseconds; may be true of what lies between roots.
   bool mayHoldRoot(uint64_t address, uint64_t bytes) const;
 
-  /// Whether it pays to name kernels: one that goes beyond what it was taken to reach is reported
+  /// True if it pays to name kernels: one that goes beyond what it was taken to reach is reported
   /// by name.
   bool asksNames() const { return asks_names_; }
 
@@ -129,17 +129,17 @@ class Pool : public Allocations, public VirtualMemory, public Streams, public Ex
   /// As Suspended::giveUp().
   void giveUp(ExternalOperation& operation);
 
-  /// The driver has answered something of work in `context`. Where a kernel has touched what is not
-  /// mapped, a line says once what may be the reason.
+  /// The driver has answered something of work in `context`. If a kernel has touched unmapped
+  /// memory, a line says once what may be the reason.
   void answered(CUcontext context, CUresult result) {
     if (result == CUDA_ERROR_ILLEGAL_ADDRESS) illegalAccess(context);
   }
 
-  /// Steps of loops over all regions so far: what must not grow with the square of the number of
+  /// Steps of loops over all regions so far: they must not grow with the square of the number of
   /// allocations. For tests.
   uint64_t regionSteps() const;
 
-  /// In a forked child: closes what was the parent's; every later call answers
+  /// In a forked child: closes the parent's descriptors; every later call answers
   /// CUDA_ERROR_NOT_INITIALIZED.
   void forked() noexcept;
   /// Stops pager threads, without any driver call. For exit; safe twice.

@@ -1,4 +1,4 @@
-// What the parts of the pager share: one PoolState for each Pool. Private to pager/.
+// State that the parts of the pager share: one PoolState for each Pool. Private to pager/.
 //
 //   part       knows                                                      declared in
 //   book       addresses: regions, pieces of arenas, small allocations    space/address_book.h
@@ -73,7 +73,7 @@ struct PoolState {
   // One of them at most, as agent():
   std::unique_ptr<Managed> managed;  // from the first managed allocation on
   std::unique_ptr<Away> away;        // where the pool is an executor among several
-  /// The program's host functions. What is behind one must not take what the function may touch.
+  /// The program's host functions. Operations behind one must not take what the function may touch.
   HostFunctions host_functions;
   uint64_t outside = 0;  // extents of live regions for which isOutside()
   bool stopped = false;
@@ -86,12 +86,12 @@ struct PoolState {
   PoolAgent* agent() const {
     return managed != nullptr ? static_cast<PoolAgent*>(managed.get()) : away.get();
   }
-  /// Whether host functions may touch what others have: managed memory, and as an executor any
+  /// True if host functions may touch what others have: managed memory, and as an executor any
   /// page, since the program's managed memory is among them. Without the mutex.
   bool heedsHostFunctions() const { return has_managed.load() || is_executor.load(); }
-  /// Whether one is not over that may. Without the mutex.
+  /// True if one that may is not over. Without the mutex.
   bool anyHostFunction() const { return host_functions.any(); }
-  /// Whether it matters in which order launches use memory. Not where all of it is in VRAM, which
+  /// True if the order in which launches use memory matters. Not where all of it is in VRAM, which
   /// only an executor among several has to look at.
   bool learnsOrder() const { return outside != 0 || away == nullptr; }
   /// A launch uses the unit.
@@ -102,12 +102,11 @@ struct PoolState {
   void updateSlow();
 };
 
-/// A large region gets to know its pieces; what was known of it as one unit is forgotten. Under the
-/// mutex.
+/// A large region gets to know its pieces; its record as one unit is forgotten. Under the mutex.
 void makeArena(PoolState& state, Region& region);
 
-/// A kernel has touched what is not mapped: says so (LostContexts). False: that is the program's
-/// own doing, since everything that it has is mapped for each launch. Under the mutex.
+/// A kernel has touched unmapped memory: says so (LostContexts). False: that is the program's own
+/// doing, since everything that it has is mapped for each launch. Under the mutex.
 bool tellUnmapped(PoolState& state, CUcontext context);
 
 /// Bytes that the lower tier has for this pool. 0 where everything is mapped for each launch: they
@@ -133,14 +132,14 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
 /// told before the first allocation is what it gets. Without the mutex; a context of the device is
 /// current.
 std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device);
-/// Waits until what [address, + bytes) of a region holds is in VRAM. The region is pinned by the
-/// caller. Under the mutex (released).
+/// Waits until [address, + bytes) of a region is in VRAM. The region is pinned by the caller. Under
+/// the mutex (released).
 CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes,
                      Lock& lock);
 /// Frees a slot or an allocation whose work is done. Under the mutex (released).
 CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock);
-/// Frees what was freed in stream order and whose event has come, waiting for one of those until
-/// `until_ns`. True when something was freed. Under the mutex (released).
+/// Frees memory that was freed in stream order and whose event has come, waiting for one of those
+/// until `until_ns`. True when something was freed. Under the mutex (released).
 bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock);
 /// Memory whose pages other executors have in turns, at an address of the placed part that is free.
 /// Nobody has its pages yet. Under the mutex (released).
@@ -152,7 +151,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock);
 void dropRoot(PoolState& state, Region& region, Lock& lock);
 /// Gives the device's peers access to fixed mappings of the program's handles (vmm.cpp).
 CUresult protectFixed(PoolState& state, Engine& engine, Lock& lock);
-/// The engine goes: so does what the program's handles hold, and their mappings (vmm.cpp).
+/// The engine goes: so do the extents of the program's handles, and their mappings (vmm.cpp).
 void dropHandles(PoolState& state, Engine& engine, Lock& lock);
 
 }  // namespace olpager::pager

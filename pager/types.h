@@ -1,4 +1,4 @@
-// The pager's words: sizes, modes, and what it tells of an address. Plain values.
+// The pager's words: sizes, modes, and facts about an address. Plain values.
 #pragma once
 
 #include <cuda.h>
@@ -15,7 +15,7 @@ namespace olpager::pager {
 
 using space::kPageBytes;
 
-/// Which allocations a launch is taken to reach besides those its parameters name. See
+/// The allocations that a launch is taken to reach besides those its parameters name. See
 /// docs/internals/architecture.md.
 enum class Reach : uint8_t {
   kTraced,   // those whose addresses lie in pages that it reaches, found by scanning (default)
@@ -23,7 +23,7 @@ enum class Reach : uint8_t {
   kLearned,  // of an arena only the predicted working set; the user vouches for it
 };
 
-/// What cuMemGetInfo and cuDeviceTotalMem tell the program.
+/// The memory sizes that cuMemGetInfo and cuDeviceTotalMem report.
 enum class Report : uint8_t { kNode, kPool };
 
 enum class AllocationKind : uint8_t {
@@ -33,7 +33,7 @@ enum class AllocationKind : uint8_t {
   kManaged,        // cuMemAllocManaged
 };
 
-/// What the tables know of an address. Plain data, valid as of the call.
+/// The tables' record of an address. Plain data, valid as of the call.
 struct AllocationInfo {
   uint64_t base = 0;       // as the program got it
   uint64_t bytes = 0;      // as the program asked for
@@ -43,7 +43,7 @@ struct AllocationInfo {
   CUdevice device = 0;
 };
 
-/// Where the bytes of an allocation are.
+/// The places of an allocation's bytes.
 struct Residency {
   uint64_t vram = 0;      // mapped there
   uint64_t in_place = 0;  // mapped for the GPU in host memory
@@ -60,18 +60,18 @@ struct MemoryInfo {
   bool vram_set = false;    // by setVramBudget()
 };
 
-/// What memory outside the range is, in which kernels may find pointers into it (roots.h).
+/// The kind of memory outside the range in which kernels may find pointers into it (roots.h).
 enum class RootKind : uint8_t {
   kVariable,  // of a module: every kernel of its context reads it
   kHost,      // pinned
   kManaged,
   kDevice,   // device memory that is the driver's own, mapped for the context's device until it is
              // no root any more
-  kUnknown,  // memory that can't be looked at: whoever reaches it may reach anything
+  kUnknown,  // memory that can't be looked at: an operation that reaches it may reach anything
 };
 
-/// How an operation uses a range. A write that covers an extent whole spares the fetch of what it
-/// overwrites.
+/// How an operation uses a range. A write that covers an extent whole spares the fetch of its old
+/// contents.
 enum class Mode : uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
 
 /// A stream as the pager keys it. `stream` is never NULL: the interposer replaces NULL by
@@ -84,7 +84,7 @@ struct StreamKey {
   auto operator<=>(const StreamKey&) const = default;
 };
 
-/// Of PoolState::mutex, which most of the pager runs under.
+/// The lock of PoolState::mutex, under which most of the pager runs.
 using Lock = std::unique_lock<base::HoldingMutex>;
 
 }  // namespace olpager::pager

@@ -169,8 +169,7 @@ Result<Image> locate(const void* image) {
                    " is not known (1 and 2 are)"};
     }
     result.form = Image::Form::container;
-    // What the data of a wrapper points to may itself be a cubin or PTX text (relocatable code, old
-    // toolchains).
+    // The data of a wrapper may point to a cubin or PTX text (relocatable code, old toolchains).
     if (auto container = containerAt(wrapper.data); container) {
       result.bytes = container.value();
     } else if (wrapper.data != nullptr) {

@@ -58,7 +58,7 @@ Result<std::vector<uint8_t>> contents(const Entry& entry, uint64_t limit = uint6
 /// The text of a PTX entry without its terminating NULs.
 Result<std::string> ptxText(const Entry& entry, uint64_t limit = uint64_t{1} << 31);
 
-/// What a pointer to code names.
+/// The code that a pointer names.
 struct Image {
   enum class Form { container, elf, ptx };
   Form form{};
@@ -67,9 +67,9 @@ struct Image {
       linked;  ///< wrapper version 2: the containers that were linked into it (relocatable code)
 };
 
-/// Finds out what `image` points to (a wrapper, a container, a cubin or NUL-terminated PTX text in
-/// this process's memory, as given to cuModuleLoadData or cuLibraryLoadData) and how long it is.
-/// The pointer is trusted.
+/// Finds the code that `image` points to (a wrapper, a container, a cubin or NUL-terminated PTX
+/// text in this process's memory, as given to cuModuleLoadData or cuLibraryLoadData) and its
+/// length. The pointer is trusted.
 Result<Image> locate(const void* image);
 
 /// As `locate`, for bytes of known length (a file, a message): a container, a cubin or PTX text, no

@@ -34,7 +34,7 @@ void fromCubin(Bytes elf, KernelTable& table) {
       if (one.ordinal != sizes.size()) break;
       sizes.push_back(one.size);
     }
-    // Of a block without a record for each parameter nobody can tell the parameters.
+    // A block without a record for each parameter does not tell the parameters.
     if (sizes.size() != kernel.parameters.size() || (sizes.empty() && kernel.parameter_bytes != 0))
       table.whole = false;
     else

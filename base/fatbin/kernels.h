@@ -1,6 +1,6 @@
-// What code says of its kernels' parameters: of a container, a cubin or PTX text, whatever the
-// driver takes of it. Thread-safety: none; a reader belongs to its owner. Ownership: a reader views
-// the code, a table views nothing.
+// Reads the kernels' parameters from code: a container, a cubin or PTX text, whatever the driver
+// takes. Thread-safety: none; a reader belongs to its owner. Ownership: a reader views the code, a
+// table views nothing.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@
 namespace olpager::fatbin {
 
 struct KernelTable {
-  /// Bytes of each parameter, by the kernel's name. Where images of one code differ: the most.
+  /// Bytes of each parameter, by the kernel's name. If images of one code differ: the most.
   std::unordered_map<std::string, std::vector<uint32_t>> kernels;
   /// All of it could be read: there are no other kernels.
   bool whole = true;
 };
 
 /// Reads code image by image. The images of a container are mostly of one source, for several
-/// architectures: who looks for a kernel rarely has to unpack more than one. The smallest is read
+/// architectures: a search for a kernel rarely has to unpack more than one. The smallest is read
 /// first. A cubin and PTX text are one image.
 class KernelReader {
  public:
@@ -30,7 +30,7 @@ class KernelReader {
   /// False: all had been read.
   bool readNext();
   bool allRead() const { return next_ == entries_.size(); }
-  /// Of what has been read so far.
+  /// All that has been read so far.
   const KernelTable& table() const { return table_; }
   /// Images that have been read.
   size_t images() const { return next_; }

@@ -1,5 +1,5 @@
-// Which runs of pages of a range of addresses are free. Knows nothing of GPUs, contents or
-// mappings.
+// Finds and gives out free runs of pages in a range of addresses. Knows nothing of GPUs, contents
+// or mappings.
 //
 // Thread-safety: no lock of its own: the caller's lock that guards allocation covers it. Units:
 // bytes unless named `pages` (2 MiB each). Errors: nullopt when there is no room or no such thing;
@@ -28,7 +28,7 @@ class AddressAllocator {
   /// `base` and `bytes` are multiples of a page.
   AddressAllocator(uint64_t base, uint64_t bytes);
 
-  /// Whether the address is in what is given out.
+  /// True if the address is in the range.
   bool contains(uint64_t address) const { return address - base_ < total_pages_ << kPageShift; }
 
   /// A run of `pages` pages (and its guard behind it). `alignment` is a power of two, in bytes, at

@@ -41,11 +41,11 @@ class SlabAllocator {
     uint64_t slab = 0;       // address of the slab
   };
 
-  /// What becomes of slabs that are empty.
+  /// The fate of empty slabs.
   enum class Empty : uint8_t {
     kDrop,     // they go at once
-    kKeepOne,  // one of each size class stays: who allocates and frees in turn makes no slab each
-               // time
+    kKeepOne,  // one of each size class stays: a program that allocates and frees in turn makes no
+               // slab each time
   };
 
   explicit SlabAllocator(Callbacks callbacks, Empty empty = Empty::kDrop);
@@ -76,7 +76,7 @@ class SlabAllocator {
   void forgetAll();
 
   uint64_t slabs() const { return slabs_.size(); }
-  /// Of these, kept though they are empty.
+  /// The slabs among them that are kept empty.
   uint64_t emptySlabs() const { return empty_slabs_; }
   uint64_t usedSlots() const { return used_slots_; }
 

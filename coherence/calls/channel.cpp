@@ -53,8 +53,8 @@ Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint6
   link_ = std::move(link);
   seen_ = {};
   queue_ = std::move(queue);
-  // What arrived whole over the old link and was not read is read still; the peer sends on from
-  // there.
+  // Messages that arrived whole over the old link and were not read are read still; the peer sends
+  // on from there.
   last_received_ = std::max(last_received_, taken_.load());
   message_bytes_ = link_->maxMessageBytes() - sizeof(MessageHead);
   sent_ = kept_.size();
@@ -242,7 +242,7 @@ bool Channel::receiveMeanwhile(std::unique_lock<std::mutex>& lock) {
 }
 
 // A writer that finds too much kept receives in the meantime, so that the acknowledgement is seen
-// also where nobody reads. Who reads receives for all, and makes room at the peer by what it takes:
+// also where nobody reads. A reader receives for all, and makes room at the peer by what it takes:
 // it is not kept from it.
 void Channel::receiveForRoom(std::unique_lock<std::mutex>& lock) {
   if (attached_.load(std::memory_order_relaxed) && readers_.load() == 0 && receiveMeanwhile(lock))
@@ -335,7 +335,7 @@ void Channel::receive(std::chrono::microseconds timeout) {
   }
 }
 
-// What comes from a peer that broke the protocol is not read any more, over no link.
+// Messages of a peer that broke the protocol are not read any more, over no link.
 void Channel::breach(const std::string& reason) {
   broken_ = true;
   {
@@ -413,8 +413,8 @@ void Channel::issueWaiting() {
   }
 }
 
-// Under write_mutex_. Also of a link before this one. What was under way over a lost link waits for
-// the next.
+// Under write_mutex_. Also of a link before this one. Transfers that were under way over a lost
+// link wait for the next.
 void Channel::transferred(Completion& completion) {
   if (completion.kind != Completion::Kind::kRead && completion.kind != Completion::Kind::kWrite &&
       completion.kind != Completion::Kind::kMemory)
@@ -442,7 +442,7 @@ Channel::Over Channel::wait(const Transfer& transfer, std::chrono::microseconds 
     if (transfer.state == Transfer::State::kFailed || closed_) return Over::kFailed;
     if (!attached_.load(std::memory_order_relaxed)) return Over::kDown;
     if (std::chrono::steady_clock::now() >= end) return Over::kNotYet;
-    // Who reads receives for all.
+    // A reader receives for all.
     if (readers_.load() == 0 && receiveMeanwhile(lock)) continue;
     if (transfer.state == Transfer::State::kIssued || transfer.state == Transfer::State::kWaiting)
       transfer_over_.wait_for(lock, kTurn);

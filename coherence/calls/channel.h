@@ -13,9 +13,9 @@
 // under way. Bounds: `kept_bytes` of unacknowledged messages; a writer beyond it waits, and
 // receives in the meantime where nobody else does, so that an acknowledgement can reach it. Bytes
 // that were received and not read are kept by the other end: its bound holds for them. Transfers.
-// Bulk bytes go beside the records, in no order with them: between regions here and what the other
-// end has registered, by the link's one-sided operations. A transfer that a lost link cuts is made
-// again, whole, over the next: what it reads has to stay as it is, and what it writes to unread,
+// Bulk bytes go beside the records, in no order with them: between regions here and memory that the
+// other end has registered, by the link's one-sided operations. A transfer that a lost link cuts is
+// repeated, whole, over the next: its source has to stay as it is, and its target to be unread,
 // until it is over. Errors: a peer that breaks the protocol (a gap in the numbers, a record above
 // the limit) closes the channel for good; reason() says why.
 #pragma once
@@ -45,7 +45,7 @@ namespace olpager::calls {
 /// ended because the channel was closed, until the local region has ended.
 class Transfer {
  public:
-  /// Why it failed, by the transport's words; for who has been told that it did.
+  /// Why it failed, by the transport's words; for a caller that knows that it did.
   const char* why() const { return why_; }
 
  private:
@@ -133,15 +133,15 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   /// Waits until it is over, and receives meanwhile where nobody else does.
   Over wait(const Transfer& transfer, std::chrono::microseconds timeout);
 
-  /// The last message that was taken whole: what the peer is told after a lost link.
+  /// The last message that was taken whole, as the peer is told after a lost link.
   uint64_t taken() const;
   bool attached() const { return attached_.load(std::memory_order_acquire); }
-  /// True if the link itself is up, also while nobody receives, who would notice its end.
+  /// True if the link itself is up, also while no receiver notices its end.
   bool linkUp() const;
   /// By which transport the link goes; nothing while there is none that is up.
   std::optional<transport::LinkKind> linkKind() const;
-  /// Adds what its links have carried since it was counted last. `leads`: which transport and which
-  /// rails it goes by now is told as well.
+  /// Adds the bytes that its links have carried since they were counted last. `leads`: its present
+  /// transport and rails are told as well.
   void count(status::LinkBytes& into, bool leads);
   /// Closed for good: no link will be taken any more.
   bool closed() const;
@@ -204,7 +204,7 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   uint64_t next_transfer_ = 1;
   std::condition_variable transfer_over_;
 
-  // Receiving: by whoever holds receive_mutex_. Before write_mutex_.
+  // Receiving: by the holder of receive_mutex_. Before write_mutex_.
   std::mutex receive_mutex_;
   std::atomic<uint32_t> readers_{0};  // in read(), which receives
   transport::QueuePtr queue_;

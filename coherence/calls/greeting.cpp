@@ -34,7 +34,7 @@ Result<uint64_t> hear(transport::Link& link, transport::CompletionQueue& queue,
     Completion one[1];
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
         end - std::chrono::steady_clock::now());
-    // What came while this thread did not run is there.
+    // Completions that came while this thread did not run are there.
     if (queue.wait(one, std::max(left, left.zero())) == 0)
       return Error{"no greeting within the time"};
     if (one[0].link.get() != &link) continue;  // of a link before this one

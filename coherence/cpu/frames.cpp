@@ -70,7 +70,7 @@ Status Frames::map(bool huge, Memory memory) {
     return failed("its view can't be mapped", bytes());
   viewed_ = true;
   // The program can't punch holes (MADV_REMOVE): the GPU's pins would be of memory that nobody
-  // sees. Where frames have memory in turns nothing is pinned, and a hole is what empty() makes.
+  // sees. If frames have memory in turns nothing is pinned, and a hole is what empty() makes.
   const int no_holes = memory == Memory::kAll ? F_SEAL_FUTURE_WRITE : 0;
   if (fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | no_holes) != 0)
     return failed("its file can't be sealed", bytes());
@@ -117,7 +117,7 @@ bool Frames::fill(uint32_t page, uint32_t count) {
 }
 
 void Frames::empty(uint32_t page, uint32_t count) {
-  // What can't be given back stays: the next bytes replace it.
+  // Memory that can't be given back stays: the next bytes replace it.
   (void)fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                   static_cast<off_t>(page * space::kPageBytes),
                   static_cast<off_t>(count * space::kPageBytes));

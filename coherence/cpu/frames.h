@@ -1,9 +1,9 @@
 // The host memory of one region of managed memory: a frame for each page, as long as the region
 // lives. A file in memory, mapped twice:
 //
-//   view    at the region's global address. What the program touches. A page of it is mapped while
+//   view    at the region's global address. The program's own mapping. A page of it is mapped while
 //           the CPU has the page; else a touch is a fault (userfaults.h)
-//   alias   elsewhere, always mapped. What copy engines use: pinned, and written before the CPU
+//   alias   elsewhere, always mapped. The copy engines' mapping: pinned, and written before the CPU
 //           gets a page, read after it has given one up
 //
 // All of the file has memory from the start: a shortage is an error here, not a SIGBUS later. Huge
@@ -44,14 +44,14 @@ class Frames {
   bool holds(uint64_t address) const { return address - address_ < bytes(); }
   uint64_t view(uint32_t page) const { return address_ + page * space::kPageBytes; }
   std::byte* alias(uint32_t page = 0) const { return alias_ + page * space::kPageBytes; }
-  /// What the alias maps, from its first page on.
+  /// The file that the alias maps, from its first page on.
   int file() const { return file_.get(); }
-  /// Of what the file is made.
+  /// The file's kind of memory.
   uint64_t basePage() const { return base_page_; }
 
-  /// Whether the CPU may have written the page since forgetWrites(). The CPU's agent says so before
-  /// the page can be written; others ask, and forget, while the CPU has not got it. What the two
-  /// hand it over by orders that.
+  /// True if the CPU may have written the page since forgetWrites(). The CPU's agent says so before
+  /// the page can be written; others ask, and forget, while the CPU has not got it. The order of
+  /// the two is given by the hand-over of the page.
   bool written(uint32_t page) const { return written_[page].load(std::memory_order_relaxed); }
   void noteWrites(uint32_t page) { written_[page].store(true, std::memory_order_relaxed); }
   void forgetWrites(uint32_t page) { written_[page].store(false, std::memory_order_relaxed); }
@@ -59,10 +59,11 @@ class Frames {
   /// These pages' view is mapped no more; on return nobody writes the frames through it. False: the
   /// kernel does not do it.
   bool drop(uint32_t page, uint32_t count = 1);
-  /// Of kByPage. These frames have memory from now on: zeros where they had none. False: there is
+  /// For kByPage. These frames have memory from now on: zeros where they had none. False: there is
   /// no memory for them.
   bool fill(uint32_t page, uint32_t count);
-  /// Of kByPage. They have none, and their bytes are gone; their view has been dropped.
+  /// For kByPage. The frames have no memory from now on; their bytes are gone, and their view has
+  /// been dropped.
   void empty(uint32_t page, uint32_t count);
   /// A touch of these pages' view is a SIGSEGV from now on, as where nothing is.
   void close(uint32_t page, uint32_t count);

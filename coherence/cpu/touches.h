@@ -1,5 +1,5 @@
-// What each thread of the program has touched last, as far as faults tell: what it will touch next,
-// and what it can't get together. Pure; thread-safety: none.
+// Predicts from faults: which extents a thread of the program touches next, and which ones it needs
+// together. Pure; thread-safety: none.
 //
 //   ahead     a thread that faults at one page after the other is asked for the next ones: 2, then
 //             4, up to kMostAhead. The first of each such run is the mark: it is not published
@@ -34,8 +34,8 @@ class Touches {
   };
   using Pages = std::array<directory::ExtentId, kRemembered>;
 
-  /// The thread faults at that extent of a region that ends before `end`. What to ask for beside
-  /// it; the run's first extent is the mark.
+  /// The thread faults at that extent of a region that ends before `end`. Returns the extents to
+  /// ask for beside it; the run's first extent is the mark.
   Run fault(pid_t thread, directory::ExtentId extent, directory::ExtentId end);
   /// Before fault(): what the thread has faulted at since it last did at that extent, newest last;
   /// nothing if it never has. Returns how many.

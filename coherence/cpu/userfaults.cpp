@@ -109,7 +109,7 @@ class KernelFaults final : public UserFaults {
         return error != EFAULT;
       }
     }
-    // Whoever waits at a page that was there already is not woken by that.
+    // Threads that wait at a page that was there already are not woken by that.
     wake(address, bytes);
     return true;
   }
@@ -134,7 +134,7 @@ class KernelFaults final : public UserFaults {
   bool protects_;
 };
 
-/// Whether the kernel publishes for reading (Linux 6.4): no feature tells.
+/// True if the kernel publishes for reading (Linux 6.4): no feature tells.
 bool publishesForReading(const base::UniqueFd& faults) {
   const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const base::UniqueFd file(memfd_create("olpager-probe", MFD_CLOEXEC));

@@ -1,7 +1,7 @@
-// Faults of this process's own threads that this process serves itself: what userfaultfd is to
-// whoever gives the CPU memory in turns, and the kernel's own of it. A range is enlisted; whoever
-// then touches a page of it that is not published waits until it is, and whoever writes one that is
-// published for reading.
+// Page faults of this process's own threads that this process serves itself: userfaultfd as an
+// interface, and the kernel's implementation of it. A range is enlisted. A thread that then touches
+// a page of it which is not published waits until it is, and so does a thread that writes a page
+// which is published for reading.
 //
 // Thread-safety: any thread, without a lock of ours. Ownership: the descriptor, with it every range
 // that is still enlisted.
@@ -27,7 +27,7 @@ struct UserFault {
 
 class UserFaults {
  public:
-  /// Whose faults are told.
+  /// Faults that are reported.
   enum class Reach : uint8_t {
     kAll,       // of threads, and of system calls that touch the range for them
     kUserMode,  // of threads alone: a system call gets EFAULT instead
@@ -44,17 +44,18 @@ class UserFaults {
   virtual size_t read(std::span<UserFault> to) = 0;
 
   virtual Status enlist(uint64_t address, uint64_t bytes) = 0;
-  /// Whoever waits there touches the memory again, as it is mapped then.
+  /// Threads that wait there repeat their access, with the mapping of that moment.
   virtual void dismiss(uint64_t address, uint64_t bytes) = 0;
-  /// Whether the kernel can publish for reading.
+  /// True if the kernel can publish for reading.
   virtual bool protects() const = 0;
-  /// Maps the file's pages that lie behind the range, of `base_page` bytes each, and lets go on who
-  /// waits there. `writable`: false only where protects(); a write is a fault then. What is mapped
-  /// already stays as it is; of a range that is gone nothing is. False: the file has a hole there.
+  /// Maps the file's pages that lie behind the range, of `base_page` bytes each, and wakes the
+  /// threads that wait there. `writable`: false only where protects(); a write is a fault then.
+  /// Pages that are mapped already stay as they are; in a range that is gone nothing is mapped.
+  /// False: the file has a hole there.
   virtual bool publish(uint64_t address, uint64_t bytes, uint64_t base_page, bool writable) = 0;
-  /// What was published for reading may be written from now on.
+  /// Pages published for reading may be written from now on.
   virtual void allowWrites(uint64_t address, uint64_t bytes) = 0;
-  /// Whoever waits there touches the memory again.
+  /// Threads that wait there repeat their access.
   virtual void wake(uint64_t address, uint64_t bytes) = 0;
 };
 

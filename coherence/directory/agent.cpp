@@ -133,7 +133,7 @@ void Agent::addWant(uint32_t operation, Need need, Actions& actions) {
     Want& w = wants_[want];
     if (w.operation != operation) continue;
     if (w.mode == need.mode || w.mode == Mode::kOwn) return;
-    // It reads the extent and is found to write it as well.
+    // The operation reads the extent and is found to write it as well.
     w.mode = Mode::kOwn;
     if (w.claimed && usable(at(w.extent).state(), Mode::kOwn) && !barred(w)) return;
     if (w.claimed) ++operations_[operation].unclaimed;
@@ -168,7 +168,7 @@ void Agent::begin(Age age, std::span<const Need> needs, Age oldest, Actions& act
   settle(actions);
 }
 
-/// What was fetched for an operation before it arrived is its own claim once it is here, and
+/// An extent fetched for an operation before it arrived is its own claim once it is here, and
 /// nobody's if it does not come.
 void Agent::heedAhead(Actions& actions) {
   for (size_t i = 0; i < ahead_.size();) {
@@ -292,9 +292,9 @@ void Agent::fail(ExtentId extent, Actions& actions) {
 
 // ---- who is in the way
 
-/// Does an operation here keep the extent from one of that age? For a replica only writers do. What
-/// was fetched ahead is kept for its operation from what else is asked for ahead; whoever needs it
-/// now may have it, since that operation may wait for it.
+/// Does an operation here keep the extent from one of that age? For a replica only writers do. An
+/// extent fetched ahead is kept for its operation from other hints; an operation that needs it now
+/// may have it, since the other may wait for that one.
 bool Agent::inTheWay(ExtentId extent, Age age, Mode taken, bool submitted_only) const {
   for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
     const Want& w = wants_[want];
@@ -509,7 +509,7 @@ void Agent::demand(const Message& message, Actions& actions) {
     return;
   }
   if (blocked) {
-    // Ahead only, and claimed: not worth waiting for. What is submitted will be over.
+    // Ahead only, and claimed: not worth waiting for. A submitted operation will be over.
     if (yield && isAhead(message) && holds(Rule::kHintDeclined) && !underSubmitted(extent, taken)) {
       step(extent, AgentInput::kDecline, message, actions);
       return;
@@ -559,8 +559,8 @@ void Agent::landed(ExtentId extent, Number number, Actions& actions) {
   settle(actions);
 }
 
-/// Whether no operation that the agent is not told of can be using the extent. They use only what
-/// is mapped for writing.
+/// True if no operation that the agent is not told of can be using the extent. Untold operations
+/// use only extents that are mapped for writing.
 bool Agent::quieted(ExtentId extent) const {
   const Extent& e = at(extent);
   if (!untold_ || e.state() != AgentState::kOwned || !holds(Rule::kUntoldHolds)) return true;

@@ -10,7 +10,7 @@
 //               claimed
 //
 // An operation is submitted when it claims everything it needs at one moment. A claim is lost to
-// older operations only. Thread-safety: none; whoever owns the agent brings the lock.
+// older operations only. Thread-safety: none; the agent's owner brings the lock.
 //
 // An agent may run operations that it is not told of: launches that find all that they reach mapped
 // for writing, and shall cost nothing more. Before it gives up such an extent it says kStop, and
@@ -42,8 +42,8 @@ class Agent {
   /// Takes what it claims into use. False: it has lost something since kRunnable; another kRunnable
   /// follows.
   [[nodiscard]] bool submit(Age age);
-  /// A submitted operation uses an extent once more. What was to become quiet when the operation
-  /// was submitted goes again (kGo). False: it does not claim the extent.
+  /// A submitted operation uses an extent once more. If the extent was to become quiet when the
+  /// operation was submitted, its users go on (kGo). False: it does not claim the extent.
   [[nodiscard]] bool useAgain(Age age, ExtentId extent, Actions& actions);
   /// A submitted operation is over; it has written all that it needed to write.
   void complete(Age age, Actions& actions);
@@ -74,7 +74,7 @@ class Agent {
   size_t unsettled() const { return busy_.used(); }
   /// Operations and demands that are under way.
   size_t busy() const { return operations_.used() + busy_.used(); }
-  /// What is kept of operations that have been here, in runs of ages.
+  /// The number of runs of ages that record past operations.
   size_t remembered() const { return seen_.runs(); }
 
   /// All of the state as numbers, in an order that does not depend on how it came about;
@@ -97,7 +97,7 @@ class Agent {
   };
   static_assert(sizeof(Extent) == 32);
 
-  /// What an extent has only while something is under way.
+  /// State that an extent has only while something is under way.
   struct Busy {
     // A demand of the home that waits: kYield, kInvalidate, kForget.
     bool waits = false;
@@ -168,7 +168,7 @@ class Agent {
   void wound(ExtentId extent, Age age, Mode taken, Actions& actions);
   bool asked(ExtentId extent) const;
   void forgetAsks(ExtentId extent);
-  /// It is for an operation that has not asked for it.
+  /// True for a prefetch: the message is about an operation that has not asked for the extent.
   static bool isAhead(const Message& about) { return about.age == kNobody; }
   void arrive(ExtentId extent, Age age, Mode mode, Actions& actions);
 

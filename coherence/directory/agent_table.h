@@ -1,7 +1,7 @@
-// What an agent does with an extent: for each state and each input the next state and what goes
-// with it. Complete: a cell that nobody wrote does not compile. Whether a demand has to wait,
-// whether the frame's bytes are those that would come: agent.cpp finds that out first, so that a
-// cell has no condition.
+// An agent's transition table: for each state of an extent and each input the next state and the
+// effects. Complete: a cell that nobody wrote does not compile. Conditions (must a demand wait? are
+// the frame's bytes those that would come?) are evaluated beforehand, in agent.cpp, so that a cell
+// has none.
 #pragma once
 
 #include <array>
@@ -47,7 +47,7 @@ enum class AgentInput : uint8_t {
 };
 inline constexpr size_t kAgentInputs = static_cast<size_t>(AgentInput::kForgetWait) + 1;
 
-// What goes with it, carried out in this order.
+// Effects of a transition, carried out in this order.
 enum AgentEffect : uint32_t {
   kUnmapIt = 1 << 0,
   kFetchBytes = 1 << 1,
@@ -158,9 +158,9 @@ class AgentTable {
       for (const AgentState state : states) go(state, state, effects);
       return *this;
     }
-    /// What is left is excluded by the protocol: if it happens, somebody does not keep to it.
+    /// All other inputs are excluded by the protocol: one that arrives is a violation.
     constexpr void rest() { fill(AgentCell::kExcluded); }
-    /// What is left is late, and of no more use.
+    /// All other inputs are late and ignored.
     constexpr void ignore() { fill(AgentCell::kIgnored); }
     constexpr void fill(AgentCell::Kind kind) {
       for (AgentCell& cell : cells) {

@@ -103,8 +103,8 @@ void Directory::ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode
 
 // ---- requests
 
-/// Where the operation of the least age goes without the extent, its agent asks again for the
-/// others (Agent::end); what the home asked for ahead they ask for themselves.
+/// If the operation of the least age goes without the extent, its agent asks again for the others
+/// (Agent::end); operations that the home asked ahead for ask for themselves.
 void Directory::addRequest(Open& o, const Request& asked) {
   for (uint32_t r = o.waiting; r != kNone; r = requests_[r].next) {
     Request& one = requests_[r];
@@ -117,7 +117,7 @@ void Directory::addRequest(Open& o, const Request& asked) {
   o.waiting = requests_.take(added);
 }
 
-/// What an agent asked for before it got the extent in that mode is what it has now.
+/// Requests of an agent from before it got the extent in that mode are met.
 void Directory::dropRequests(Open& o, AgentId agent, Mode mode) {
   for (uint32_t* link = &o.waiting; *link != kNone;) {
     const uint32_t r = *link;
@@ -212,7 +212,7 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
   const Request chosen = requests_[r];
   *oldest = chosen.next;
   requests_.give(r);
-  // Who reads it may read on for as long as the operation waits that it is asked for.
+  // Readers may read on for as long as the operation waits that it is asked for.
   if (chosen.hint && chosen.mode == Mode::kOwn && holds(Rule::kHintsYield) &&
       (replicasOf(record) & ~bit(chosen.agent)) != 0)
     return true;
@@ -323,7 +323,7 @@ void Directory::answered(ExtentId extent, AgentId agent, Actions& actions) {
 void Directory::answer(const Message& message, Actions& actions) {
   const ExtentId extent = message.extent;
   Record& record = records_[extent];
-  // Of an earlier transaction, or a duplicate.
+  // A message of an earlier transaction, or a duplicate.
   if (record.busy == 0 || (message.number != record.number && holds(Rule::kOldNumberIgnored)))
     return;
   Open& o = open(extent);

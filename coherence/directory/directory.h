@@ -4,11 +4,11 @@
 //
 //   extent       Phase (home_table.h); the steps below move it by the table. At rest 16 bytes; what
 //                is under way is in pools
-//   operation    sent to an agent, complete. Ages are given out by whoever routes operations; the
+//   operation    sent to an agent, complete. Ages are given out by the router of operations; the
 //                directory is told
 //
 // A free while a transaction is open follows when the transaction is over. Thread-safety: none;
-// whoever owns the directory brings the lock.
+// the directory's owner brings the lock.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace olpager::directory {
 
 class Directory {
  public:
-  /// Extents of a new region: nobody owns them. Those were never allocated, or are kReleased.
+  /// Extents of a new region: nobody owns them. The numbers were never allocated, or are kReleased.
   void allocate(ExtentId first, ExtentId count);
   /// The program has freed them: no operation that is under way reaches them. kReleased tells of
   /// each when nothing is left.
@@ -35,13 +35,13 @@ class Directory {
 
   /// The age of the next operation of the program.
   Age operation();
-  /// It goes to that agent.
+  /// The operation goes to that agent.
   void sent(Age age, AgentId agent);
   /// The home asks on behalf of an operation that it has sent or will send: a hint, since the
   /// operation may wait for whatever it will. So a hint acts with no age: no claim is lost to it,
   /// and what it brings is anybody's who needs it.
   void ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode mode, Actions& actions);
-  /// It will not be sent.
+  /// The operation will not be sent.
   void cancel(Age age, Actions& actions);
   /// All operations below are complete.
   Age oldest() const { return routes_.empty() ? next_ : routes_.front().age; }
@@ -71,7 +71,7 @@ class Directory {
     uint64_t busy : 1 = 0;
     uint64_t wide : 1 = 0;
     uint64_t : 5;
-    // Of agents below 32 a bit each; `wide`: others are among them, and it is a slot of wide_.
+    // A bit for each agent below 32; `wide`: others are among them, and it is a slot of wide_.
     uint32_t replicas = 0;
     uint32_t link = kNone;  // busy: Open
   };
@@ -137,7 +137,7 @@ class Directory {
   Pool<Request> requests_;
   Ages complete_;
   Age next_ = 0;
-  // Operations that are not complete, by age. They end about in their order, and a program may be
+  // Operations that are not complete, by age. Operations end roughly in order, and a program may be
   // many thousands of them ahead: those behind one that ends stay where they are.
   std::deque<Route> routes_;
 };

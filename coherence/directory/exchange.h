@@ -20,16 +20,16 @@ inline constexpr base::LockRank kExchangeMutex{400, "Exchange::mutex_"};
 
 class Exchange {
  public:
-  /// An agent takes part. `wake` says that its empty inbox has something now. Whoever posts calls
-  /// it, under the exchange's mutex and whatever else that thread holds: it takes no lock, waits
-  /// for nothing, and is not lost where nobody waits yet (a semaphore, an eventfd).
+  /// An agent takes part. `wake` says that its empty inbox has something now. The thread that posts
+  /// calls it, under the exchange's mutex and any lock of its own: `wake` takes no lock, does not
+  /// block, and is not lost if nobody waits yet (a semaphore, an eventfd).
   void join(AgentId agent, std::function<void()> wake);
 
   /// The next operation of the program, which runs at that agent: its age.
   Age operation(AgentId agent);
   /// All operations below are complete.
   Age oldest() const;
-  /// Extents that nobody owns. Those were never allocated, or are kReleased.
+  /// Extents that nobody owns. The numbers were never allocated, or are kReleased.
   void allocate(ExtentId first, ExtentId count);
   /// No operation that is under way reaches them. news() tells of each when it is kReleased.
   void free(ExtentId first, ExtentId count);
@@ -37,9 +37,10 @@ class Exchange {
 
   /// From an agent.
   void post(const Message& message);
-  /// Moves what has come for the agent since the last call behind `to`. False: nothing has.
+  /// Moves the messages that have come for the agent since the last call behind `to`. False:
+  /// nothing has.
   bool take(AgentId agent, std::vector<Message>& to);
-  /// What the home says to the layer above since the last call (types.h): kReleased, kViolation.
+  /// The home's reports to the layer above since the last call (types.h): kReleased, kViolation.
   std::vector<Action> news();
 
  private:

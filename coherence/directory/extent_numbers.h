@@ -26,7 +26,7 @@ class ExtentNumbers {
     if (found != count) free_[first + count] = found - count;
     return first;
   }
-  /// Nothing knows what was taken as this run any more.
+  /// The numbers of this run are unknown everywhere by now.
   void give(ExtentId first, ExtentId count) {
     auto run = free_.emplace(first, count).first;
     if (const auto next = std::next(run);

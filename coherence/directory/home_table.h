@@ -1,5 +1,5 @@
-// What the home does with an extent: for each phase of its transaction and each input the next
-// phase and what goes with it. Complete, as agent_table.h.
+// The home's transition table: for each phase of an extent's transaction and each input the next
+// phase and the effects. Complete, as agent_table.h.
 #pragma once
 
 #include <array>
@@ -39,7 +39,7 @@ enum class HomeInput : uint8_t {
 };
 inline constexpr size_t kHomeInputs = static_cast<size_t>(HomeInput::kAllocate) + 1;
 
-// What goes with it, carried out in this order.
+// Effects of a transition, carried out in this order.
 enum HomeEffect : uint32_t {
   kTellInvalidate = 1 << 0,
   kTellYield = 1 << 1,
@@ -120,9 +120,9 @@ class HomeTable {
       cells[static_cast<size_t>(from)] = {HomeCell::kGoes, to, effects};
       return *this;
     }
-    /// What is left is excluded: it is a mistake of the home's own.
+    /// All other inputs are excluded: one that arrives is a mistake of the home's own.
     constexpr void rest() { fill(HomeCell::kExcluded); }
-    /// What is left is late, and of no more use.
+    /// All other inputs are late and ignored.
     constexpr void ignore() { fill(HomeCell::kIgnored); }
     constexpr void fill(HomeCell::Kind kind) {
       for (HomeCell& cell : cells) {

@@ -7,8 +7,8 @@
 //   home     who holds the directory: at each moment it knows the owner of each extent
 //   age      the number of an operation, in program order; the least is the oldest. Ages decide
 //            every conflict
-//   number   of a transaction of one extent; grows by one each time. What carries an old number is
-//            late, or a duplicate
+//   number   of a transaction of one extent; grows by one each time. A message with an old
+//            number is late, or a duplicate
 //
 // No agent is lost while the session goes on: a link that ends for good ends the session.
 #pragma once
@@ -54,7 +54,7 @@ enum class MessageKind : uint8_t {
   kInvalidate,  // drop the replica
   kGrant,       // the extent is yours alone: its bytes are with you already
   kFirst,       // the extent is yours alone: it never had any bytes
-  kRelease,     // the taker has what you gave: forget it, or retain it. Of a replica: has read it
+  kRelease,     // the taker has what you gave: forget it, or retain it; has read it, if a replica
   kForget,      // the extent is freed
   kOver,        // the operation of that age will not come; `served`: all below are complete
   // From the giver to the taker.
@@ -80,7 +80,7 @@ struct Message {
 
 enum class ActionKind : uint8_t {
   kSend,
-  // Of an agent: what its pager has to do, in this order, before it goes on.
+  // An agent's: its pager carries them out, in this order, before it goes on.
   kMap,    // make the extent usable (mode: kShared read-only)
   kUnmap,  // no operation reaches it any more; its bytes stay
   kFetch,  // bring the bytes from agent `peer`, then call landed(); content: what the frame still
@@ -96,9 +96,9 @@ enum class ActionKind : uint8_t {
   kClaimLost,  // for the pager to know only: the operation of that age claims the extent no more;
                // one of age `to` does
   kFailed,     // the operation of that age needs an extent that is freed
-  // Of the home: what the layer above should know.
+  // The home's: news for the layer above.
   kReleased,  // a freed extent is nowhere any more
-  // Of either: a message that the protocol excludes; the session can't go on.
+  // From either: a message that the protocol excludes; the session can't go on.
   kViolation,
 };
 

@@ -8,9 +8,9 @@
 //
 // Messages come out in the order in which they went in.
 //
-// decode() is for bytes from elsewhere: it bounds everything that is used as an index, refuses what
-// goes the wrong way (a Yield to the home), and says what is wrong. What the protocol excludes for
-// the state that an extent is in, the agent or the home finds: kViolation.
+// decode() is for bytes from elsewhere: it bounds everything that is used as an index, refuses
+// messages that go the wrong way (a Yield to the home), and says why. Messages that the protocol
+// excludes in an extent's state pass decode(): agent and home report them (kViolation).
 #pragma once
 
 #include <cstddef>
@@ -26,10 +26,10 @@ namespace olpager::pages {
 inline constexpr size_t kMostMessages = 1u << 16;
 inline constexpr size_t kMostBytes = 256u << 10;
 
-/// As many of the messages, from the first, as one record takes; they are taken off the span. Of at
-/// least one.
+/// As many of the messages, from the first, as one record takes; they are taken off the span. The
+/// span is not empty.
 std::vector<std::byte> encode(std::span<const directory::Message>& messages);
-/// Appends what the record has to `to`; where it is refused, nothing. There are extents below
+/// Appends the record's messages to `to`; where it is refused, none. There are extents below
 /// `extents`.
 Result<void> decode(std::span<const std::byte> record, directory::ExtentId extents,
                     std::vector<directory::Message>& to);

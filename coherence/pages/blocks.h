@@ -1,6 +1,6 @@
-// What of a page has to cross a wire: the 64 KiB blocks whose hashes differ from those of the bytes
-// that the receiver still has. The giver of a page makes the hashes of its blocks. The taker uses
-// the hashes that it made when it gave the page away, or makes them now.
+// Finds the bytes of a page that have to cross a wire: the 64 KiB blocks whose hashes differ from
+// those of the bytes that the receiver still has. The giver of a page makes the hashes of its
+// blocks. The taker uses the hashes that it made when it gave the page away, or makes them now.
 //
 // Equal hash is taken for equal bytes, as everywhere in the pager: 128 bits of XXH3, accidental
 // equality only. Pure functions over plain values, for any thread.
@@ -17,17 +17,17 @@ inline constexpr size_t kPageBytes = size_t{2} << 20;
 inline constexpr size_t kBlockBytes = size_t{64} << 10;
 inline constexpr size_t kBlocks = kPageBytes / kBlockBytes;
 
-/// Pages that who has given them away keeps at most, in case they come back.
+/// The most pages that their giver keeps, in case they come back.
 inline constexpr uint64_t kMostKept = 64;
 
-/// Of one block. As it crosses the wire between workers of one kind of processor.
+/// Hash of one block. As it crosses the wire between workers of one kind of processor.
 struct BlockHash {
   uint64_t low = 0, high = 0;
   bool operator==(const BlockHash&) const = default;
 };
 using BlockHashes = std::array<BlockHash, kBlocks>;
 
-/// Of the kPageBytes there. It reads all of them: some 0.2 ms.
+/// Hashes of the kPageBytes there. All of them are read: some 0.2 ms.
 BlockHashes hashBlocks(const void* page);
 
 /// A part of a page to fetch.
@@ -36,8 +36,7 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-/// What differs between the page that is kept and the one that is wanted, in order, pieces that
-/// touch joined.
+/// The pieces where the wanted page differs from the kept one, in order, pieces that touch joined.
 std::vector<Piece> differing(const BlockHashes& kept, const BlockHashes& wanted);
 
 }  // namespace olpager::pages

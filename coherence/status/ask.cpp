@@ -66,7 +66,7 @@ Result<Told> Asker::askOnce() {
     Completion completion;
     for (;;) {
       const auto left = std::chrono::duration_cast<std::chrono::microseconds>(until - Clock::now());
-      // What came while this thread did not run is there.
+      // Completions that came while this thread did not run are there.
       if (queue_->wait({&completion, 1}, std::max(left, left.zero())) != 1)
         return Error{address_ + ": no answer within " + std::to_string(answer_ms_) + " ms"};
       if (completion.kind == Completion::Kind::kDown)

@@ -13,7 +13,7 @@
 
 namespace olpager::status {
 
-/// An answer, and what the connection knows of who gave it.
+/// An answer, and the connection's facts about its giver.
 struct Told {
   Status status;
   std::string node;       // as it calls itself
@@ -31,7 +31,7 @@ class Asker {
   Asker(const Asker&) = delete;
   Asker& operator=(const Asker&) = delete;
   Result<Told> ask();
-  /// Of the last ask(), which failed: to ask again gives the same (as
+  /// After a failed ask(): true if to ask again gives the same (as
   /// transport::ConnectOptions::lasts).
   bool lasts() const { return lasts_; }
   const std::string& address() const { return address_; }

@@ -1,4 +1,4 @@
-// What olmemserver and olgpunode may be told alike: links, figures, log.
+// Options that olmemserver and olgpunode share: links, figures, log.
 //
 // Thread-safety: plain data, set before there is a second thread.
 #pragma once

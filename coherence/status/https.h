@@ -60,9 +60,9 @@ class HttpsSession {
 };
 
 /// The token of a file: one line, 16 to 256 characters without blanks. The Error says nothing of
-/// what the file holds. A file that others can read is refused (key_access.h).
+/// the file's contents. A file that others can read is refused (key_access.h).
 Result<std::string> loadToken(const std::string& path);
-/// Whether a request (its header, as it came) brings that token: Authorization: Bearer TOKEN. How
+/// True if a request (its header, as it came) brings that token: Authorization: Bearer TOKEN. How
 /// long the comparison takes tells nothing of the token but its length.
 bool bringsToken(std::string_view request, std::string_view token);
 

@@ -1,7 +1,7 @@
-// What crosses a process's links to gpunodes, to programs and between workers, in shared memory: a
-// part of the counters' file of its process (pager/counters/counters.h), which olpagestat reads
-// while the process runs. docs/reference/counters.md describes the layout for other readers; a
-// change of it raises kCountersVersion there. Links to memservers have figures of their own
+// Traffic counters of a process's links to gpunodes, to programs and between workers, in shared
+// memory: a part of the counters' file of its process (pager/counters/counters.h), which olpagestat
+// reads while the process runs. docs/reference/counters.md describes the layout for other readers;
+// a change of it raises kCountersVersion there. Links to memservers have figures of their own
 // (rdma_counters.h, why_counters.h), with the same rails.
 //
 // Owner: the process's counters. Thread-safety: bytes and times are added to from any thread;
@@ -35,7 +35,7 @@ struct alignas(64) RailCounters {
 };
 static_assert(sizeof(RailCounters) == 64);
 
-/// Whom a link leads to.
+/// The kind of peer at a link's other end.
 enum class LinkEnd : uint8_t {
   kNone,     // the entry is free
   kGpunode,  // a program's session with a gpunode
@@ -76,7 +76,7 @@ struct alignas(64) LinksCounters {
 };
 static_assert(sizeof(LinksCounters) == kMaxCountedPeers * sizeof(LinkBytes));
 
-/// Of who counts from any thread.
+/// For counters that any thread adds to.
 inline void count(Counter& counter, uint64_t more) noexcept {
   counter.fetch_add(more, std::memory_order_relaxed);
 }
@@ -95,7 +95,8 @@ constexpr std::string_view textOf(RailState state) {
   return state == RailState::kInUse ? "in use" : state == RailState::kSetAside ? "set aside" : "";
 }
 
-/// What a connection has carried beyond what was counted of it before. Of its user, under his lock.
+/// The bytes that a connection has carried since they were counted last. The owner is the
+/// connection's user, under his lock.
 struct CountedBytes {
   uint64_t sent = 0, received = 0;
   /// `now`: as the connection tells it (LinkStats). One that tells less than before has carried

@@ -32,7 +32,7 @@ constexpr auto kNoDescriptor = 100ms;  // until a connection is tried to be take
 constexpr size_t kRequestBytes = 8 << 10;
 constexpr size_t kAskers = 64;  // at a time: one more takes the place of the oldest
 
-/// What tells that a file is another one, or has been written.
+/// Facts that show that a file is another one, or has been written.
 struct FileState {
   dev_t device = 0;
   ino_t inode = 0;
@@ -167,7 +167,7 @@ class Endpoint final : public MetricsEndpoint {
     return true;
   }
 
-  // What can be done now. False: it is over.
+  // Does the work that can be done now. False: it is over.
   bool goesOn(Asker& asker) {
     const int fd = asker.socket.get();
     HttpsSession* const https = asker.https.get();
@@ -198,8 +198,8 @@ class Endpoint final : public MetricsEndpoint {
     }
     if (https) https->finish();
     shutdown(fd, SHUT_WR);
-    // Who has not been heard to the end would be told that the connection is broken, before the
-    // reply.
+    // An asker that has not been heard to the end would be told that the connection is broken,
+    // before the reply.
     return !asker.http;
   }
 

@@ -1,5 +1,5 @@
 // A daemon's figures as text for Prometheus (exposition format 0.0.4), over HTTP or HTTPS: on
-// loopback to anybody, beyond it to who brings the token. Names: docs/reference/metrics.md.
+// loopback to anybody, beyond it to clients with the token. Names: docs/reference/metrics.md.
 // Thread-safety: pure functions; the endpoint has a thread of its own.
 #pragma once
 
@@ -28,7 +28,7 @@ std::vector<Figure> figuresOf(const std::vector<Metric>& metrics);
 /// `daemon`: its name, put before each of theirs.
 std::string metricsText(std::string_view daemon, const std::vector<Metric>& metrics);
 
-/// Where figures are served, and to whom.
+/// The address of the figures, and their readers.
 struct MetricsOptions {
   std::string address;                   // host:port or [v6]:port (port 0: any); "": nowhere
   std::string token;                     // a file (https.h), read again when it changes; "": none

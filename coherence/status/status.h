@@ -1,7 +1,7 @@
-// What a daemon says of itself to whom asks (olpagestat --node, olmemserver --state, olgpunode
-// --state, NVML of forwarded programs): its tiers of memory, its devices, its figures, who has how
-// much of it. One question for every kind of daemon, over the ordinary connection: who may ask is
-// who may connect.
+// A daemon's status as others may ask for it (olpagestat --node, olmemserver --state, olgpunode
+// --state, NVML of forwarded programs): its tiers of memory, its devices, its figures, its users'
+// shares. One question for every kind of daemon, over the ordinary connection: who may ask is who
+// may connect.
 //
 // A message begins with kMagic, so that a daemon tells it from those of its own protocol. decode
 // checks everything before it uses it (coherence/codec.h). Thread-safety: pure functions. Bytes are
@@ -27,7 +27,8 @@ inline constexpr size_t kMaxRows = 16;            // in one message
 inline constexpr size_t kMaxSessions = 64 << 10;  // in all messages together
 inline constexpr size_t kMaxMessageBytes = 60 << 10;
 
-/// A kind of memory that the node has. What is neither used nor free is on its way between the two.
+/// A kind of memory that the node has. Bytes neither used nor free are on their way between the
+/// two.
 struct Tier {
   std::string name;  // "RAM", "VRAM 0"
   uint64_t total = 0, used = 0, free = 0;
@@ -56,8 +57,8 @@ struct Device {
 };
 
 /// As at /metrics, without the daemon's name before it: "lent_bytes",
-/// `links_total{transport="tcp"}`. What ends with _total, before labels, only grows: two answers
-/// give a rate.
+/// `links_total{transport="tcp"}`. A name that ends with _total, before labels, only grows: two
+/// answers give a rate.
 struct Figure {
   std::string name;
   uint64_t value = 0;

@@ -1,4 +1,4 @@
-// What the home of a unified view tells of its executors, in shared memory: a part of the counters'
+// Counters of a unified view's home about its executors, in shared memory: a part of the counters'
 // file of its program (pager/counters/counters.h), which olpagestat reads while the program runs.
 // docs/reference/counters.md describes the layout for other readers; a change of it raises
 // kCountersVersion there.
@@ -30,7 +30,7 @@ inline constexpr unsigned kKeptMoves = 16;
 
 /// Why an operation went where it did.
 enum class RouteReason : uint8_t {
-  // It went to the active executor.
+  // The operation went to the active executor.
   kInPlace,    // no page that it names is placed elsewhere
   kPagesCome,  // nowhere else fewer pages would move: some come, or make room; or those of a short
                // turn come (interpose/unified/turns.h)
@@ -46,7 +46,7 @@ enum class RouteReason : uint8_t {
 };
 inline constexpr unsigned kRouteReasons = 10;
 
-/// As the end of "went there because". Of a number that is none: "?".
+/// As the end of "went there because". An unknown number: "?".
 constexpr std::string_view textOf(RouteReason reason) {
   constexpr std::string_view kTexts[kRouteReasons] = {
       "none of its pages is elsewhere",
@@ -144,7 +144,7 @@ struct Move {
   uint64_t finishing_ns = 0;
 };
 
-/// The next one: by whoever holds the order.
+/// The next one: by the holder of the order.
 inline void noteMove(UnifiedCounters& counters, const Move& move) noexcept {
   const uint64_t number = counters.moves.load(std::memory_order_relaxed);
   MoveRecord& record = counters.last_moves[number % kKeptMoves];

@@ -1,4 +1,4 @@
-// What a program's settings say of its connections to daemons (transport, tls, key).
+// Reads a program's settings for its connections to daemons (transport, tls, key).
 //
 // Thread-safety: pure but for the key file, which it reads.
 #pragma once
@@ -15,9 +15,9 @@ namespace olpager::transport {
 /// the defaults. The Error is one line that names the key file.
 Result<Options> optionsFrom(const base::Settings& settings, std::string_view address = {});
 
-/// Whether this machine has what a link to `address` as `options.choice` wants it takes: a card,
-/// where only RDMA will do. Nobody is asked but the system, and names are looked up. The Error says
-/// what to do.
+/// Ok if this machine has the hardware that a link to `address` with `options.choice` needs: a
+/// card, where only RDMA will do. Nobody is asked but the system, and names are looked up. The
+/// Error says what to do.
 Status checkChoice(const Options& options, const std::string& address);
 
 }  // namespace olpager::transport

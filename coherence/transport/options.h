@@ -1,5 +1,5 @@
-// What an endpoint may be told: which transport, how much at once, how long to wait, what to
-// refuse. Plain data; everything has a default that works. Times are milliseconds, sizes bytes.
+// Options of an endpoint: transports, amounts at once, timeouts, limits for peers. Plain data;
+// everything has a default that works. Times are milliseconds, sizes bytes.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ struct Options {
   // Speed.
   uint32_t lanes = 4;  // connections for bulk, beside the one for messages; 1 to 16
   /// Numeric addresses of this host's RDMA cards, kMostRails at most, the first of them connected
-  /// to the first of the peer's, and so on. Where only one end has some, or neither, a link has
-  /// one rail: the card at its connection's address.
+  /// to the first of the peer's, and so on. If an end has none, a link has one rail: the card at
+  /// its connection's address.
   std::vector<std::string> rails;
   uint32_t io_threads = 0;  // of the endpoint, shared by its links; 0: by the number of processors
   uint32_t slice_bytes =

@@ -1,4 +1,5 @@
-// The end of a region in two steps, for who may not wait for a peer. Thread-safety: any thread.
+// The end of a region in two steps, for callers that may not wait for a peer. Thread-safety: any
+// thread.
 #pragma once
 
 #include <functional>

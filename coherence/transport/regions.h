@@ -1,15 +1,15 @@
-// Registered memory. A Domain is what a set of links has in common: memory registered in it is what
-// operations of those links use here, and what their peers can name by key, as far as granted. A
-// daemon gives each peer, or each lease, a domain of its own: a key means nothing on a link of
-// another domain.
+// Registered memory. A Domain is shared by a set of links: memory registered in it is used by
+// operations of those links here, and their peers can name it by key, as far as granted. A daemon
+// gives each peer, or each lease, a domain of its own: a key means nothing on a link of another
+// domain.
 //
-// A region's key is drawn before any network card is asked, and is all that a program sends. What a
-// card needs beside it (an address, an rkey) a link asks its peer for, once for each key, and keeps
-// (core/peer_keys.h). For each card that its links use a domain holds a protection domain; a region
-// is made known to a card once, when the first link over that card needs it, and until the region
-// ends (core/region_entry.h). Where a peer knows how to reach a region by itself, the region's end
-// is told to it and takes the right from the card: a transfer of the peer's that is under way then
-// ends the link.
+// A region's key is drawn before any network card is asked, and is all that a program sends. If a
+// card needs more (an address, an rkey), a link asks its peer for it, once for each key, and keeps
+// the answer (core/peer_keys.h). For each card that its links use a domain holds a protection
+// domain; a region is made known to a card once, when the first link over that card needs it, and
+// until the region ends (core/region_entry.h). A peer that can reach a region by itself is told of
+// the region's end, which takes the right from the card: a transfer of the peer's that is under way
+// then ends the link.
 //
 // Thread-safety: any thread. Ownership: the memory is the caller's; the Region only names it.
 #pragma once
@@ -24,8 +24,8 @@
 
 namespace olpager::transport {
 
-/// What peers may do with a region. kLends: nothing with the region itself, but parts of it can be
-/// lent (lendMemory).
+/// A peer's rights to a region. kLends: nothing with the region itself, but parts of it can be lent
+/// (lendMemory).
 enum Access : uint32_t {
   kLocalOnly = 0,
   kRemoteRead = 1,
@@ -70,15 +70,15 @@ using RegionPtr = std::unique_ptr<Region>;
 /// in the new one itself is kept from peers of its siblings by the card's 32-bit key alone.
 DomainPtr makeDomain(DomainPtr within = nullptr);
 
-/// What network cards know of a domain's memory, each card counted by itself; zeros where no link
-/// of it has a card.
+/// Memory of a domain that network cards know, counted for each card; zeros where no link of it has
+/// a card.
 struct CardMemory {
   uint64_t registrations = 0;  // made so far
   uint64_t bytes = 0;          // of host memory, pinned now
 };
 CardMemory cardMemory(const DomainPtr& domain);
 /// Why the cards of the domain's links can't have a device's memory by its dma-buf, in one line
-/// that names the card; "": they can, as far as they say. Where no link has a card, that is the
+/// that names the card; "": they can, as far as they say. Without a card at any link, that is the
 /// reason.
 std::string whyNoDmaBufs(const DomainPtr& domain);
 /// Makes a region known to all cards that the domain's links use now, instead of when the first
@@ -93,9 +93,9 @@ Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, 
 Result<RegionPtr> lendMemory(const DomainPtr& domain, const Region& whole, uint64_t offset,
                              uint64_t length, uint32_t access);
 
-/// A registration. Its end takes the key back: the destructor returns when no transfer of any link
-/// touches the memory any more (it waits for slices in progress and for the own operations on it; a
-/// link that hangs fails in its time).
+/// A registration. Destroying it takes the key back: the destructor returns when no transfer of any
+/// link touches the memory any more (it waits for slices in progress and for the own operations on
+/// it; a link that hangs fails in its time).
 class Region {
  public:
   ~Region();
@@ -105,8 +105,8 @@ class Region {
   RemoteKey key() const;
   std::byte* base() const;  // null without a CPU address
   uint64_t length() const;
-  /// True once a peer has got the memfd. It may touch the memory until it ends, whatever happens to
-  /// the link: lend it to nobody else, let it go instead.
+  /// True once a peer has got the memfd. The peer may touch the memory until it ends, whatever
+  /// happens to the link: lend it to nobody else, let it go instead.
   bool handedOut() const;
   /// True once a card could not have it: what a link over that card moves of it goes by TCP, for as
   /// long as the Region lasts.
@@ -116,8 +116,8 @@ class Region {
   /// it still could is not the last word.
   static bool end(std::unique_ptr<Region> region);
   /// Waits until nothing that is under way on this side touches the memory; false: something does
-  /// so all the time. For who has heard from the peer that it has read: this side may be about to
-  /// let go of what it sent. What a peer has mapped is not known here.
+  /// so all the time. For a caller that has heard from the peer that it has read: this side may be
+  /// about to let go of what it sent. Mappings at the peer are not known here.
   bool waitIdle(std::chrono::milliseconds timeout) const;
 
   const std::shared_ptr<RegionEntry>& entry() const { return entry_; }

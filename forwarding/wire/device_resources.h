@@ -1,6 +1,6 @@
-// What a program has of a device resource (CUdevResource): type and counts as the driver told them,
-// and in place of the driver's own bytes a number that the worker knows them by. It looks like a
-// handle, so that it says whose it is.
+// A device resource (CUdevResource) as a program has it: type and counts as the driver told them,
+// and in place of the driver's own bytes a number that the worker knows them by. The number looks
+// like a handle, so that it says whose it is.
 #pragma once
 
 #include <cuda.h>

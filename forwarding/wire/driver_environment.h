@@ -1,7 +1,7 @@
-// What a program's environment says to the driver, which runs elsewhere. It travels as numbers,
-// never as the client's text: what gets into a worker's environment is one of the words below or a
-// small number. CUDA_LAUNCH_BLOCKING does not travel: the client obeys it, since a worker whose
-// driver blocked in a launch would take in nothing of what the kernel may be waiting for.
+// The settings for the driver in a program's environment; the driver runs elsewhere. Settings
+// travel as numbers, never as the client's text: a worker's environment gets one of the words below
+// or a small number. CUDA_LAUNCH_BLOCKING does not travel: the client obeys it, since a worker
+// whose driver blocked in a launch would take in nothing of what the kernel may be waiting for.
 // CUDA_DEVICE_ORDER is the gpunode's: its list of devices is one for all. CUDA_VISIBLE_DEVICES:
 // forwarding/visible_devices.h. Thread-safety: functions of their arguments alone.
 #pragma once
@@ -23,7 +23,7 @@ struct DriverEnvironment {
   uint32_t max_connections = 0;  // CUDA_DEVICE_MAX_CONNECTIONS
 };
 
-/// Whether these are numbers that a client may send.
+/// True if a client may send these numbers.
 bool isValid(const DriverEnvironment& told);
 /// A worker's environment for a program that says this (valid): none of what the daemon's own
 /// says about a program.

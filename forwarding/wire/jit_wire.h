@@ -18,14 +18,14 @@ inline bool isLogSize(CUjit_option option) {
   return option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES ||
          option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
 }
-/// Whose value is a pointer to more than a log.
+/// Options whose value points to more than a log.
 inline bool isDeep(CUjit_option option) {
   return option == CU_JIT_GLOBAL_SYMBOL_NAMES || option == CU_JIT_GLOBAL_SYMBOL_ADDRESSES ||
          option == CU_JIT_REFERENCED_KERNEL_NAMES || option == CU_JIT_REFERENCED_VARIABLE_NAMES;
 }
 /// One that cuda.h has.
 inline bool isJitOption(CUjit_option option) { return option >= 0 && option < CU_JIT_NUM_OPTIONS; }
-/// What the driver tells in the value's place.
+/// Options whose value the driver returns.
 inline bool isTold(CUjit_option option) {
   return isLogSize(option) || option == CU_JIT_WALL_TIME || option == CU_JIT_THREADS_PER_BLOCK;
 }

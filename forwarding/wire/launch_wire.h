@@ -30,9 +30,9 @@ struct LaunchHead {
 };
 static_assert(sizeof(LaunchHead) == 64);
 
-/// Of kLaunchOnDevices; behind it for each a LaunchHead (its `pinned` and `attributes` are none)
-/// and its block of parameters, then the addresses of the pinned blocks, which are the same for
-/// all: where there are some, as many answers with changes come as there are launches.
+/// The head of kLaunchOnDevices; behind it for each a LaunchHead (its `pinned` and `attributes` are
+/// none) and its block of parameters, then the addresses of the pinned blocks, which are the same
+/// for all: where there are some, as many answers with changes come as there are launches.
 struct DevicesLaunchHead {
   uint32_t flags = 0;
   uint32_t count = 0;
@@ -42,13 +42,13 @@ struct DevicesLaunchHead {
 static_assert(sizeof(DevicesLaunchHead) == 16);
 inline constexpr uint32_t kMostLaunchDevices = 64;
 
-/// Of kClusters; behind it a LaunchHead and its attributes.
+/// For kClusters; behind it a LaunchHead and its attributes.
 enum class ClusterQuestion : uint8_t { kMostActive, kLargest };
 
-/// Which call about a node of a graph it is.
+/// The kind of call about a graph's node.
 enum class NodeCall : uint8_t { kAdd, kSet, kSetExec };
 
-/// Of kGraphKernelNode; behind it the parameters. For kAdd the dependencies travel before it.
+/// For kGraphKernelNode; behind it the parameters. For kAdd the dependencies travel before it.
 struct KernelNodeHead {
   uint64_t function = 0;
   uint64_t context = 0;
@@ -62,14 +62,14 @@ struct KernelNodeHead {
 };
 static_assert(sizeof(KernelNodeHead) == 56);
 
-/// Of kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead,
+/// For kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead,
 /// which has the kernel's function in it, the function by its other name, and the parameters; for a
 /// copy CUDA_MEMCPY3D; for a host function its number; for an allocation CUmemPoolProps, bytes and
 /// address (8 each), and a CUmemAccessDesc for each that may use it; for operations of streams what
 /// kGraphBatchNode has behind its target.
 enum class NodeKind : uint8_t { kKernel, kMemcpy, kHost, kAlloc, kBatch };
 
-/// Of kGraphBatchNode, behind the target; then come the operations (CUstreamBatchMemOpParams).
+/// For kGraphBatchNode, behind the target; then come the operations (CUstreamBatchMemOpParams).
 struct BatchNodeHead {
   uint64_t context = 0;
   uint32_t flags = 0;
@@ -79,7 +79,7 @@ static_assert(sizeof(BatchNodeHead) == 16);
 /// The driver takes no more in one call.
 inline constexpr uint32_t kMostBatchOperations = 256;
 
-/// Of the reply to kParameters, one for each parameter.
+/// In the reply to kParameters, one for each parameter.
 struct ParameterPlace {
   uint32_t offset = 0, bytes = 0;
 };

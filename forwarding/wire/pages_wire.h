@@ -1,5 +1,5 @@
-// What the home of a unified view and its executors say to each other of pages: records on a link
-// of their own beside the calls (docs/internals/coherence.md, "A launch over two executors").
+// Messages about pages between the home of a unified view and its executors: records on a link of
+// their own beside the calls (docs/internals/coherence.md, "A launch over two executors").
 //
 //   regions    home to executor: runs of pages that the program has from now on, and their extents.
 //              Each executor is told of all of them, in one order
@@ -25,7 +25,7 @@ struct PagesHead {
 };
 static_assert(sizeof(PagesHead) == 8);
 
-/// Pages [base, + pages) of the range; page i is extent first + i. Its extents were in no region,
+/// Pages [base, + pages) of the range; page i is extent first + i. The extents were in no region,
 /// or all executors have forgotten them (kReleased).
 struct RegionRecord {
   uint64_t base = 0;

@@ -40,7 +40,7 @@ uint64_t bitsOf(const std::byte* one, const std::byte* other) {
 #endif
 }
 
-// Where two pieces of the same length differ.
+// The places where two pieces of the same length differ.
 struct Difference {
   uint64_t words[kWords] = {};
   size_t changed = 0;    // bytes
@@ -175,7 +175,7 @@ void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agr
     const size_t count = std::min(kGrain, agreed.size() - grain);
     std::byte* const before = agreed.data() + grain;
     if (std::memcmp(now + grain, before, count) == 0) continue;
-    // What is agreed on from now on is what goes, whatever becomes of the memory meanwhile.
+    // The bytes that go are those agreed on from now on, whatever becomes of the memory meanwhile.
     std::byte bytes[kGrain];
     std::memcpy(bytes, now + grain, count);
     const Difference difference(bytes, before, count);

@@ -1,5 +1,5 @@
-// What changed in memory of which both ends of a session have a copy: exactly the bytes that did,
-// since the others may change at the other end at the same time.
+// Encodes the changes of memory of which both ends of a session have a copy: exactly the bytes that
+// changed, since the others may change at the other end at the same time.
 //
 // On the wire: a RunHead; if it is masked, a bit for each byte of the stretch, 8 to a byte, the
 // lowest bit first; then the bytes. Thread-safety: functions of their arguments alone. The memory
@@ -25,7 +25,7 @@ struct RunHead {
 };
 static_assert(sizeof(RunHead) == 16);
 
-/// Some or all bytes of a stretch of memory. What it points to is the record's.
+/// Some or all bytes of a stretch of memory. The memory is the record's.
 struct Run {
   uint64_t address = 0;
   uint64_t length = 0;
@@ -42,8 +42,8 @@ struct Run {
 /// The next run; false: what is there is none, and the reader has failed.
 bool readRun(Reader& reader, Run* run);
 
-/// Appends runs of what differs between `now`, which is said to lie at `base`, and `agreed`; agreed
-/// on after that.
+/// Appends runs of the differences between `now`, which is said to lie at `base`, and `agreed`;
+/// agreed on after that.
 void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agreed,
                    std::vector<std::byte>& into);
 /// The same of memory at `now` that the program may have unmapped or protected: of pages that can't

@@ -1,5 +1,5 @@
 // How a client gets a session: one message to the supervisor, one back, over a link whose key is
-// proved. Who only wants to know what a gpunode has and who uses it asks for its status
+// proved. A client that only wants to know the gpunode's devices and users asks for its status
 // (coherence/status) over such a link.
 #pragma once
 
@@ -78,8 +78,9 @@ inline constexpr char kSessionKeyName[] = "session";
 constexpr uint32_t silentMs(uint32_t grace_ms) { return std::clamp(grace_ms / 3, 500u, 10'000u); }
 constexpr uint32_t workerGraceMs(uint32_t grace_ms) { return grace_ms + silentMs(grace_ms) + 1000; }
 
-/// Who waits for an answer, and a worker that waits for calls, stay awake this long (microseconds)
-/// before they sleep: a short kernel and its synchronisation take 10 to 20, and to be woken about
+/// Threads that wait for an answer, and a worker that waits for calls, stay awake this long
+/// (microseconds) before they sleep: a short kernel and its synchronisation take 10 to 20, and to
+/// be woken about
 /// 5. Less where there are few processors.
 inline uint32_t awakeMicroseconds() { return std::thread::hardware_concurrency() >= 8 ? 100 : 20; }
 

@@ -1,5 +1,5 @@
-// What client and worker say about copies that go straight from one worker of the program to
-// another.
+// Messages between client and worker about copies that go straight from one worker of the program
+// to another.
 #pragma once
 
 #include <cstdint>

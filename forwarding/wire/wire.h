@@ -1,8 +1,8 @@
-// What a session's client and worker say to each other: records of a calls::Channel. Plain
+// The protocol between a session's client and worker: records of a calls::Channel. Plain
 // structures, little-endian, the same compiler's layout of cuda.h's types on both sides (x86-64;
 // the greeting carries a hash of the specification).
 //
-// Both ends read with Reader, which checks every length: what arrives is never trusted.
+// Both ends read with Reader, which checks every length: arriving bytes are never trusted.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@
 
 namespace olpager::forward {
 
-/// Numbers of functions above every symbol: what has no function of its own, or is not said as
-/// cuda.h says it.
+/// Numbers of functions above every symbol: for operations without a function of their own, or said
+/// differently than in cuda.h.
 enum class Operation : uint16_t {
   kDescribe = 0x4000,  // who the worker is: Description, then a byte for each symbol
   kGoodbye,            // the program ends
@@ -82,7 +82,7 @@ enum class Operation : uint16_t {
                 // that would spoil a capture (an executor's: forwarding/agent.h)
 };
 
-/// Of kVariable: whose the variable is, and which function is asked.
+/// For kVariable: the variable's owner, and the function that is asked.
 enum class VariableKind : uint8_t { kModule, kLibrary, kLibraryManaged };
 /// In the answer to kVariable, behind address and bytes (8 each).
 enum class VariableMemory : uint8_t {
@@ -117,8 +117,8 @@ enum CallFlags : uint16_t {
 };
 
 /// In the unified view of several executors: which operation the call is
-/// (docs/internals/coherence.md, "A launch over two executors"). It is behind the head at once, so
-/// that who writes the record can fill it in last, under the executor's order lock.
+/// (docs/internals/coherence.md, "A launch over two executors"). The age follows the head at once,
+/// so that it can be filled in last, under the executor's order lock.
 struct Aged {
   static constexpr uint64_t kNoOperation = UINT64_MAX;
   uint64_t age = kNoOperation;  // kNoOperation: the call only has to know the regions
@@ -171,16 +171,16 @@ struct Description {
   uint64_t window, window_bytes;  // of pinned host memory
   uint64_t placed,
       placed_bytes;  // of device memory whose addresses the client gives out; 0 bytes: none
-  // Of the first device, in bytes: the VRAM that programs may use, what they are told that there is
-  // in all, and what they may allocate.
+  // For the first device, in bytes: the VRAM that programs may use, the total that they are told,
+  // and the most that they may allocate.
   uint64_t vram, told, capacity;
-  // Of `capacity` and of `told`, what memservers lend; `lenders`: equal where these are the same
-  // ones, by their names, 0 without any.
+  // The part of `capacity` and of `told` that memservers lend; `lenders`: equal where these are the
+  // same ones, by their names, 0 without any.
   uint64_t lent, told_lent, lenders;
 };
 static_assert(sizeof(Description) == 112);
 
-/// What is left for device memory, as kAllocateAt answers: in all and in one piece.
+/// The room that is left for device memory, as kAllocateAt answers: in all and in one piece.
 struct Room {
   uint64_t bytes = 0;
   uint64_t largest = 0;
@@ -211,11 +211,11 @@ inline constexpr unsigned slotOf(uint64_t handle) {
 /// In place of a session's: the handle means the same in each of the program's sessions (libraries
 /// and their kernels; in the unified view all that the client has made).
 inline constexpr unsigned kCommonSlot = kSlotMask;
-/// Of the primary context of a device of the worker's.
+/// The handle of the primary context of a device of the worker's.
 inline constexpr uint64_t primaryHandle(unsigned slot, int device) {
   return kHandleMark | slotBits(slot) | (1 + static_cast<uint64_t>(device));
 }
-/// What the client counts from.
+/// The first number that the client gives.
 inline constexpr uint64_t firstNumber(unsigned slot) {
   return kHandleMark | slotBits(slot) | 0x1000;
 }
@@ -223,7 +223,7 @@ inline constexpr uint64_t firstNumber(unsigned slot) {
 inline constexpr uint64_t kMostBytes = 48ull << 20;      // of one call's arguments or answer
 inline constexpr uint64_t kMostImageBytes = 1ull << 30;  // of a module's image
 
-/// Where pinned host memory lies on both sides: a multiple of its size, which is a power of two.
+/// The place of pinned host memory on both sides: a multiple of its size, which is a power of two.
 inline constexpr uint64_t kWindow = base::kThreadSanitizer ? 0x0040'0000'0000 : 0x1a00'0000'0000;
 inline constexpr uint64_t kWindowBytes = base::kThreadSanitizer ? 1ull << 38 : 1ull << 40;
 
@@ -288,7 +288,7 @@ class Reader {
   bool ok_ = true;
 };
 
-/// Where the arguments of a client's record begin.
+/// The offset of the arguments in a client's record.
 constexpr size_t argumentsAt(const CallHead& head) {
   return sizeof head + ((head.flags & kAged) != 0 ? sizeof(Aged) : 0) +
          ((head.flags & kNames) != 0 ? sizeof(Names) : 0);

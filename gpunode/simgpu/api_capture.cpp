@@ -86,8 +86,8 @@ CUresult update(CUstream handle, bool per_thread, const CUgraphNode* dependencie
   CaptureSession::Member* member = session->member(*stream);
   if (member == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
-    // What the stream no longer depends on need not be joined at the end: that is the caller's
-    // choice.
+    // Nodes that the stream no longer depends on need not be joined at the end: that is the
+    // caller's choice.
     for (CUgraphNode node : member->tail) std::erase(session->leaves, node);
     member->tail.clear();
   }

@@ -98,7 +98,7 @@ CUresult primaryRelease(CUdevice ordinal) {
   return CUDA_SUCCESS;
 }
 
-// Who has retained it still has, though it is inactive until somebody retains it again.
+// An owner that has retained it still has, though it is inactive until somebody retains it again.
 CUresult primaryReset(CUdevice ordinal) {
   Device* found = nullptr;
   if (const CUresult result = device(ordinal, &found)) return result;
@@ -117,7 +117,7 @@ CUresult primarySetFlags(CUdevice ordinal, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-// Of a primary context's green ones too, which share its memory.
+// A primary context's green ones are included, which share its memory.
 CUresult synchronize(const std::shared_ptr<Context>& context) {
   if (anyCapture() && context->capturing(true)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   if (const CUresult result = unsafeInCapture()) return result;

@@ -50,7 +50,7 @@ std::string text(const Logs& all, const CUlogIterator* from, size_t most, bool* 
     bytes += all.messages[--kept].size();
   std::string made;
   if (lost || kept > begin) {
-    // It has its place too.
+    // The mark has its place too.
     while (kept < all.messages.size() && bytes + std::strlen(kTruncated) > most)
       bytes -= all.messages[kept++].size();
     if (kept < all.messages.size()) made = kTruncated;

@@ -1,5 +1,5 @@
-// Advice, prefetch and range attributes of managed memory. It is one piece of RAM for all, so that
-// they change nothing but what the program is told.
+// Advice, prefetch and range attributes of managed memory. Managed memory is one piece of RAM for
+// all, so that they change nothing but what the program is told.
 #include "gpunode/simgpu/api.h"
 
 #include <cstring>
@@ -135,7 +135,7 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
   return CUDA_SUCCESS;
 }
 
-/// What batches have in common: nothing is done where one of the ranges is none of managed memory.
+/// Checks shared by batches: nothing is done where one of the ranges is none of managed memory.
 CUresult checkBatch(const CUdeviceptr* addresses, const size_t* sizes, size_t count,
                     unsigned long long flags, CUstream handle, bool per_thread) {
   std::shared_ptr<Context> context;
@@ -179,7 +179,7 @@ CUresult prefetchBatch(CUdeviceptr* addresses, size_t* sizes, size_t count,
   return CUDA_SUCCESS;
 }
 
-/// What is discarded holds anything until it is written again: here other bytes than before.
+/// Discarded memory holds anything until it is written again: here other bytes than before.
 CUresult discardBatch(CUdeviceptr* addresses, size_t* sizes, size_t count, unsigned long long flags,
                       CUstream stream, bool per_thread) {
   if (const CUresult result = checkBatch(addresses, sizes, count, flags, stream, per_thread))

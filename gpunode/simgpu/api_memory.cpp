@@ -22,7 +22,7 @@ using ContextPtr = std::shared_ptr<Context>;
 
 Memory& memory() { return Driver::get().memory; }
 
-/// What every function starts with that a capture forbids: the context, then the rule.
+/// The checks at the start of every function that a capture forbids: the context, then the rule.
 CUresult unsafe(ContextPtr* context) {
   if (const CUresult result = requireContext(context)) return result;
   return unsafeInCapture();
@@ -52,7 +52,7 @@ CUresult allocateHost(void** out, size_t bytes, unsigned flags) {
   return memory().allocateHost(*context, bytes, flags, out);
 }
 
-// Whether other processes may have the memory there as well.
+// True if other processes may have the memory there as well.
 bool isMappedShared(const void* pointer) {
   std::ifstream maps("/proc/self/maps");
   const auto address = reinterpret_cast<uint64_t>(pointer);
@@ -225,8 +225,8 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
   }
 }
 
-/// What cuPointerGetAttributes gives where an attribute has no answer: zeros, and for memory that
-/// CUDA does not know an ordinal that is none and the address itself as the host's.
+/// The value of an attribute without an answer in cuPointerGetAttributes: zeros, and for memory
+/// that CUDA does not know an ordinal that is none and the address itself as the host's.
 void unknownAttribute(CUpointer_attribute attribute, bool known, uint64_t address, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:

@@ -179,8 +179,8 @@ CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
   if (const CUresult result = find(handle, &pool)) return result;
   if (MemPool::defaultOf(pool->device()) == pool) return CUDA_ERROR_INVALID_VALUE;
   if (MemPool::currentOf(pool->device()) == pool) MemPool::setCurrent(pool->device(), nullptr);
-  // Its memory goes when its last allocation is given back: allocations name the pool by handle
-  // until then.
+  // The pool's memory goes when its last allocation is given back: allocations name the pool by
+  // handle until then.
   pool->retire();
   return CUDA_SUCCESS;
 }

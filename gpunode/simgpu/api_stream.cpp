@@ -30,8 +30,8 @@ CUresult destroyStream(CUstream handle) {
   if (const CUresult result = requireContext(&context)) return result;
   auto stream = Driver::get().streams.find(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  // Without the stream that began it a capture can't end well. What others have captured stays in
-  // the graph.
+  // Without the stream that began it a capture can't end well. Nodes that others have captured stay
+  // in the graph.
   if (auto session = stream->captureSession()) {
     const std::scoped_lock lock(session->mutex);
     if (session->members.front().stream.lock() == stream) session->invalidated = true;
@@ -87,8 +87,8 @@ CUresult addCallback(CUstream handle, bool per_thread, CUstreamCallback callback
   if (const CUresult result = notInCapture(*stream)) return result;
   if (stream->handle() == CU_STREAM_LEGACY)
     if (const CUresult result = context->checkLegacyCapture()) return result;
-  // The callback gets the handle as its caller gave it, and the context's error. It runs after a
-  // failure too.
+  // The callback gets the handle as its caller gave it, and the context's error. The callback runs
+  // after a failure too.
   context->submit(*stream, makeAlwaysOp("stream callback", [=](Context& own) {
     const CUresult status = own.error();
     HostCallbacks::get().run([&] { callback(handle, status, data); });

@@ -42,7 +42,8 @@ struct BatchNode {
   std::vector<CUstreamBatchMemOpParams> ops;
 };
 
-/// What a captured node is, as the graph keeps and answers it. The active member gives the type.
+/// The parameters of a captured node, as the graph keeps and answers them. The active member gives
+/// the type.
 using NodeParams = std::variant<std::monostate /* empty node */, std::shared_ptr<KernelLaunchBase>,
                                 CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS,
                                 AllocNode, FreeNode, BatchNode, EventNode>;
@@ -102,7 +103,7 @@ class CaptureSession {
   /// Captured nodes that nothing depends on yet: at the end all of them must be in the first
   /// stream's tail.
   std::vector<CUgraphNode> leaves;
-  /// What cuStreamGetCaptureInfo last gave out; stays valid until the next call on a stream of the
+  /// The last answer of cuStreamGetCaptureInfo; stays valid until the next call on a stream of the
   /// capture.
   std::vector<CUgraphNode> answer;
   std::vector<CUgraphEdgeData> answer_edges;
@@ -111,7 +112,7 @@ class CaptureSession {
   void invalidate();
 };
 
-/// Whether any capture is under way in the process: the quick test before the rules are looked at.
+/// True if any capture is under way in the process: the quick test before the rules are looked at.
 bool anyCapture();
 
 /// Adds a node to the stream's capture behind what the stream has there.
@@ -128,7 +129,7 @@ CUresult unsafeInCapture();
 /// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, or CUDA_SUCCESS when the stream is not in capture.
 CUresult notInCapture(Stream& stream);
 
-// What cuStreamBeginCapture and its relatives do; the stream is in its own context.
+// Begins a capture, for cuStreamBeginCapture and its relatives; the stream is in its own context.
 CUresult beginCapture(Stream& stream, std::unique_ptr<CaptureSink> sink, CUstreamCaptureMode mode,
                       std::vector<CUgraphNode> dependencies);
 CUresult endCapture(Stream& stream, CUgraph* out);

@@ -29,8 +29,8 @@ namespace olpager::simgpu {
 class Device;
 
 /// Text that kernels print: kept until the program synchronizes, then written in order, printf's to
-/// stdout and that of assertions to stderr. What does not fit is overwritten: the oldest messages
-/// are lost, as in hardware's buffer. Thread-safety: any thread.
+/// stdout and that of assertions to stderr. Text that does not fit overwrites the oldest messages,
+/// as in hardware's buffer. Thread-safety: any thread.
 class PrintfSink final : public ptx::PrintfSink {
  public:
   void write(std::string_view text) override;
@@ -74,7 +74,7 @@ class Context : public std::enable_shared_from_this<Context> {
   bool primary() const { return primary_; }
   /// The green context that it is the context of. Set before it is given out.
   CUgreenCtx green = nullptr;
-  /// Whose the memory is that is allocated here: the primary context's where it is a green one's.
+  /// The owner of memory that is allocated here: the primary context where it is a green one.
   Context& memoryOwner();
   std::atomic<unsigned> flags;
   std::atomic<bool> active{false};
@@ -152,7 +152,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// (measured on an H200, driver 580): module load, free, a synchronous copy, a copy to memory
   /// that is not pinned. Taken by CallLock.
   std::recursive_mutex call_lock;
-  /// What every other call of the context does first: waits while a thread holds `call_lock`.
+  /// Waits while a thread holds `call_lock`, first in every other call of the context.
   void waitForCallLock();
 
  private:
@@ -175,7 +175,7 @@ class Context : public std::enable_shared_from_this<Context> {
   RunningKernels running_kernels_;
 };
 
-/// What one thread keeps: its stack of current contexts, capture mode, per-thread default streams.
+/// One thread's state: its stack of current contexts, capture mode, per-thread default streams.
 /// Freed when the thread ends, never at the end of the process (exit handlers still call the
 /// driver).
 class ThreadState {
@@ -215,11 +215,11 @@ CUresult requireStream(CUstream handle, bool per_thread, std::shared_ptr<Context
 /// made is found without any.
 CUresult requireOwnStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
                           std::shared_ptr<Stream>* stream);
-/// Whether the handle is none that the program has made.
+/// True if the handle is none that the program has made.
 inline bool isDefaultStream(CUstream handle) {
   return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
 }
-/// Whether it means the legacy default stream, which some functions refuse.
+/// True if it means the legacy default stream, which some functions refuse.
 inline bool isLegacy(CUstream handle, bool per_thread) {
   return handle == CU_STREAM_LEGACY || (handle == nullptr && !per_thread);
 }

@@ -99,7 +99,7 @@ bool copySpan(const Device& device, const Side& dst, uint64_t to, const Side& sr
   return true;
 }
 
-/// Whether the device reaches that side over its link: pageable, pinned or managed memory, or a
+/// True if the device reaches that side over its link: pageable, pinned or managed memory, or a
 /// host chunk that is mapped somewhere.
 bool isOfHost(const Side& side) { return side.raw || Driver::get().memory.onHost(side.start); }
 
@@ -182,7 +182,8 @@ CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUa
   const Side side =
       describe(type, host, address, handle, pitch, height, x, y, z, copy.WidthInBytes);
   const Memory& memory = Driver::get().memory;
-  // What CUDA does not know may stand on the host's side and where addresses of either kind do.
+  // Memory that CUDA does not know may stand on the host's side and where addresses of either kind
+  // do.
   if (type != CU_MEMORYTYPE_DEVICE && side.raw)
     return memory.ownAddress(side.start) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
   const uint64_t bytes =

@@ -45,9 +45,9 @@ std::unique_ptr<StreamOp> makeBatchOp(std::vector<CUstreamBatchMemOpParams> ops)
 CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy);
 CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set);
 
-/// What counts of an operand when a copy or memset of an executable graph changes: what kind of
-/// memory it is, by which devices it is mapped, and the context that it was allocated in (null
-/// where memory has none).
+/// The facts about an operand that count when a copy or memset of an executable graph changes: its
+/// kind of memory, the devices that map it, and the context that it was allocated in (null where
+/// memory has none).
 struct OperandPlace {
   enum class Kind : uint8_t { kPageable, kAllocation, kVmm } kind = Kind::kPageable;
   AllocationKind allocation = AllocationKind::kDevice;
@@ -55,7 +55,7 @@ struct OperandPlace {
   CUcontext context = nullptr;
   bool operator==(const OperandPlace&) const = default;
 };
-/// Destination and source. Of parameters that checkCopy / checkMemset has just accepted.
+/// Destination and source. For parameters that checkCopy / checkMemset has just accepted.
 struct OperandPlaces {
   OperandPlace to, from;
   bool operator==(const OperandPlaces&) const = default;

@@ -1,6 +1,6 @@
-// Green contexts: contexts with some of their device's multiprocessors. They share the primary
-// context's memory; kernels are as fast in all of them, as the simulated GPU has no multiprocessors
-// to keep apart.
+// Green contexts: contexts with some of their device's multiprocessors. Green contexts share the
+// primary context's memory; kernels are as fast in all of them, as the simulated GPU has no
+// multiprocessors to keep apart.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@
 
 namespace olpager::simgpu {
 
-/// What a resource's opaque bytes say. In a resource of this driver's alone: what else is there is
+/// The opaque bytes of a resource. In a resource of this driver's alone: what else is there is
 /// refused.
 struct SmShare {
   uint64_t magic = 0;

@@ -1,6 +1,6 @@
-// What the driver logs: messages are kept for who asks (cuLogsDumpTo*), the oldest are lost, and
-// told to who listens (cuLogsRegisterCallback). Thread-safety: any thread. Locks: `calling` (while
-// functions of the program's run, and while one is taken out), then `mutex`, a leaf.
+// The driver's log: messages are kept for cuLogsDumpTo*, the oldest are lost, and told to listeners
+// (cuLogsRegisterCallback). Thread-safety: any thread. Locks: `calling` (while functions of the
+// program's run, and while one is taken out), then `mutex`, a leaf.
 #pragma once
 
 #include <cuda.h>

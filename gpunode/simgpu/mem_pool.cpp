@@ -12,7 +12,7 @@ namespace olpager::simgpu {
 namespace {
 
 constexpr uint64_t kBlockUnit = 512;
-/// Of all pools, so that synchronizing costs nothing in programs that use none.
+/// The sum over all pools, so that synchronizing costs nothing in programs that use none.
 std::atomic<uint64_t> g_reserved{0};
 
 uint64_t roundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }

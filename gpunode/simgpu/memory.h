@@ -108,14 +108,14 @@ enum class AllocationKind : uint8_t {
   kArray,       // backing of a CUarray
 };
 
-/// What the program said of managed memory: told back, without effect.
+/// The program's advice for managed memory: told back, without effect.
 struct Advice {
   bool read_mostly = false;
   CUmemLocation preferred{};
   CUmemLocation prefetched{};
 };
 
-/// What is known of one allocation. Immutable but for sync_memops and advice.
+/// The record of one allocation. Immutable but for sync_memops and advice.
 struct Allocation {
   uint64_t base = 0;
   uint64_t bytes = 0;  // as asked for
@@ -214,11 +214,12 @@ class Memory {
   /// Whether a copy or memset on `device` may touch the whole range: one allocation holds it, or a
   /// run of VMM mappings that the device has (write) access to.
   bool covers(const Device& device, uint64_t address, uint64_t bytes, bool write) const;
-  /// Whether a host chunk is mapped there.
+  /// True if a host chunk is mapped there.
   bool onHost(uint64_t address) const;
-  /// Where the driver itself places device memory: nothing there is the program's, mapped or not.
+  /// True where the driver itself places device memory: nothing there is the program's, mapped or
+  /// not.
   bool ownAddress(uint64_t address) const;
-  /// Whether any device knows the address (device memory, pinned or managed memory, VMM mappings).
+  /// True if any device knows the address (device memory, pinned or managed memory, VMM mappings).
   bool known(uint64_t address) const;
   /// Bytes at `address` as the copy engine of `device` sees them: through its page table, then that
   /// of the owner (peer copies are staged). False when nothing is mapped there.

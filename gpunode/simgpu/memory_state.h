@@ -1,4 +1,4 @@
-// What Memory keeps; private to address_space.cpp and vmm.cpp. Everything is under `mutex`.
+// The state of Memory; private to address_space.cpp and vmm.cpp. Everything is under `mutex`.
 #pragma once
 
 #include <map>

@@ -2,7 +2,7 @@
 // with 4 KiB tables below an entry where host memory of any alignment is mapped. Addresses up to
 // 2^47.
 //
-// Readers (kernels, copies) take no lock. What a translation points at stays mapped in the process
+// Readers (kernels, copies) take no lock. The target of a translation stays mapped in the process
 // after an unmap (VRAM and host chunks have permanent aliases), so a reader that races an unmap
 // reads old or reused bytes, never crashes; it has to drop cached translations when the generation
 // moves.
@@ -21,7 +21,7 @@ inline constexpr uint64_t kPageBytes = 2ull << 20;  // mapping granularity of de
 inline constexpr uint64_t kSmallPageBytes = 4096;   // of registered host memory
 inline constexpr unsigned kAddressBits = 47;
 
-/// What is at a device address: `bytes` contiguous bytes at `host`, up to the end of the page.
+/// The memory at a device address: `bytes` contiguous bytes at `host`, up to the end of the page.
 struct Translation {
   std::byte* host = nullptr;
   uint64_t bytes = 0;

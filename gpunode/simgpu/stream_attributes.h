@@ -1,6 +1,6 @@
-// What cuStreamSetAttribute sets of a stream. Nothing here runs otherwise for it: it is kept, told
-// back, and goes with the kernels that the stream captures. Thread-safety: any thread. Lock:
-// mutex_, a leaf.
+// Attributes of a stream, as cuStreamSetAttribute sets them. Nothing here runs otherwise for it: it
+// is kept, told back, and goes with the kernels that the stream captures. Thread-safety: any
+// thread. Lock: mutex_, a leaf.
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ class StreamAttributes {
   CUresult set(CUstreamAttrID id, const CUstreamAttrValue& value);
   void copyFrom(const StreamAttributes& other);
   int priority() const;
-  /// What was set of that which kernels have too.
+  /// The attributes that kernels have too.
   std::vector<CUlaunchAttribute> ofKernels() const;
 
  private:

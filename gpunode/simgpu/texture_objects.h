@@ -12,8 +12,8 @@
 
 namespace olpager::simgpu {
 
-/// What a launch finds, to be made when it is submitted and kept until it has ended; null where
-/// there are no objects.
+/// The objects for a launch, to be made when it is submitted and kept until it has ended; null
+/// where there are no objects.
 std::unique_ptr<ptx::TextureTable> texturesForLaunch();
 
 /// Destroys the objects of a context that is torn down.

@@ -1,4 +1,4 @@
-// Where modules that clients have sent are kept. Thread-safety: pure but for the file system.
+// Finds the folder for modules that clients have sent. Thread-safety: pure but for the file system.
 #pragma once
 
 #include <string>

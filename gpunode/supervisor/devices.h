@@ -1,6 +1,6 @@
-// The node's GPUs as the daemon knows them: what they are (asked of the driver once, in a process
-// of its own) and how they do (asked of the node's own NVML, where there is one, without a context
-// on any of them). Thread-safety: one thread.
+// The node's GPUs as the daemon knows them: their properties (asked of the driver once, in a
+// process of its own) and their state (asked of the node's own NVML, where there is one, without a
+// context on any of them). Thread-safety: one thread.
 #pragma once
 
 #include <chrono>

@@ -24,7 +24,7 @@ struct StartedWorker {
 Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::string> environment,
                                    const WorkerSetup& setup);
 
-/// This process's environment without what the daemon decides itself.
+/// This process's environment without the variables that the daemon decides itself.
 std::vector<std::string> inheritedEnvironment();
 
 }  // namespace olpager::gpunode

@@ -30,7 +30,7 @@ using namespace olpager;
 
 constexpr int kRefused = 2;
 
-// Where olrun waits for an answer; else none.
+// The descriptor on which olrun waits for an answer; else none.
 base::UniqueFd g_answer;
 
 int refuse(const std::string& why) {
@@ -56,7 +56,8 @@ class RemoveAtEnd {
   const std::string path_;
 };
 
-// What olrun has opened for it. A gpunode that somebody else starts so has none of it.
+// Takes the descriptors that olrun has opened for it. A gpunode that somebody else starts so has
+// none of it.
 Status takeProgram(gpunode::OwnProgram& program, const std::string& listen) {
   constexpr std::string_view kUnix = "unix:";
   struct stat about {};

@@ -1,5 +1,5 @@
-// The node's own libnvidia-ml.so.1, opened at run time. Thread-safety: one thread. Errors: what it
-// does not answer stays unknown.
+// The node's own libnvidia-ml.so.1, opened at run time. Thread-safety: one thread. Errors: values
+// that it does not answer stay unknown.
 #pragma once
 
 #include <string>
@@ -17,8 +17,8 @@ class NvmlSource {
 
   bool there() const { return library_ != nullptr; }
   std::string driverVersion() const;
-  /// Fills in what changes, and what only NVML knows, of the device with that UUID. False: it knows
-  /// no such device.
+  /// Fills in the values that change, and those that only NVML knows, of the device with that UUID.
+  /// False: it knows no such device.
   bool measure(status::Device& device) const;
 
  private:

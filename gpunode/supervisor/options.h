@@ -1,5 +1,5 @@
-// What olgpunode may be told: built-in defaults, a TOML file, options of the command line, in
-// rising order.
+// Options of olgpunode: built-in defaults, a TOML file, options of the command line, in rising
+// order.
 //
 // Thread-safety: plain data, set before there is a second thread.
 #pragma once

@@ -12,7 +12,7 @@
 namespace olpager::gpunode {
 namespace {
 
-// Whether the file of a process has this entry, with a zero before and behind it.
+// True if the file of a process has this entry, with a zero before and behind it.
 bool hasEntry(const std::filesystem::path& environment, const std::string& entry) {
   std::ifstream file(environment, std::ios::binary);
   if (!file) return false;
@@ -45,8 +45,8 @@ bool OwnProgram::ended() {
   return !process_;
 }
 
-// Who is started while the others are looked at may be missed, and its parent be gone by then: the
-// second look finds it.
+// A process that is started while the others are looked at may be missed, and its parent be gone by
+// then: the second look finds it.
 bool OwnProgram::gone() { return ended() && !anybodyHas(mark_) && !anybodyHas(mark_); }
 
 }  // namespace olpager::gpunode

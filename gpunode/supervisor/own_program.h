@@ -22,8 +22,9 @@ class OwnProgram {
   int fd() const { return process_.get(); }
   /// There is one, and its process has ended.
   bool ended();
-  /// It has ended, and no process of this user carries its environment on. A process that others
-  /// may not look into, or that has overwritten its environment, isn't seen: its session is.
+  /// True once the program has ended, and no process of this user carries its environment on. A
+  /// process that others may not look into, or that has overwritten its environment, isn't seen:
+  /// its session is.
   bool gone();
 
  private:

@@ -14,7 +14,7 @@ namespace {
 
 using base::formatSize;
 
-// What it listens on as one connects to it.
+// The address to connect to for its `listen`.
 std::string askAddress(const std::string& listen) {
   for (const std::string_view any : {"0.0.0.0:", "*:"}) {
     if (listen.starts_with(any)) return "127.0.0.1:" + listen.substr(any.size());

@@ -1,4 +1,4 @@
-// olgpunode --state: asks a running daemon who uses what of it. Thread-safety: any thread.
+// olgpunode --state: asks a running daemon for its users. Thread-safety: any thread.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What the supervisor says of itself to whom asks.
+// The supervisor's status for those who ask.
 #include <unistd.h>
 
 #include <algorithm>

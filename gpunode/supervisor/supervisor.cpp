@@ -64,7 +64,7 @@ uint32_t mostLinks() {
   return static_cast<uint32_t>(std::clamp<rlim_t>(descriptors.rlim_cur / 4, 16, kMostLinks));
 }
 
-// What a peer calls itself, as a log takes it.
+// A peer's name for itself, as a log takes it.
 std::string printable(const char* text, size_t most) {
   std::string out(text, strnlen(text, most));
   for (char& c : out) {
@@ -254,7 +254,7 @@ int Supervisor::run() {
   }
 }
 
-// Who does not ask, or has been answered and stays, holds a place of others'.
+// A link that does not ask, or has been answered and stays, holds a place of others'.
 void Supervisor::closeIdle(bool make_room) {
   const auto now = std::chrono::steady_clock::now();
   std::vector<transport::LinkPtr> idle;
@@ -332,8 +332,8 @@ size_t Supervisor::running() const {
   }));
 }
 
-// A program opens its sessions at once. What has not come by then, or of which one is gone already,
-// does not come any more. `coming`: is not among the sessions yet.
+// A program opens its sessions at once. A session that has not come by then, or of which one is
+// gone already, does not come any more. `coming`: is not among the sessions yet.
 std::vector<Supervisor::Expected> Supervisor::expected(const Session* coming) const {
   std::vector<const Session*> all;
   for (const auto& [id, session] : sessions_) all.push_back(&session);
@@ -388,15 +388,15 @@ uint32_t Supervisor::besideOf(const SessionRequest& request) const {
   return std::min<uint32_t>(request.beside, std::max<uint32_t>(devices_.size(), 1) - 1);
 }
 
-// A client that has been there has called. Who comes right after a client of this machine has ended
-// may be heard before that is.
+// A client that has been there has called. A client that comes right after another of this machine
+// has ended may be heard before that is.
 bool Supervisor::hasLostClient(const Session& session) {
   pollfd ended{session.process_ended.get(), POLLIN, 0};
   if (session.client_dead || (session.process_ended && poll(&ended, 1, 0) > 0)) return true;
   return session.report.calls != 0 && session.report.link == kNoLink;
 }
 
-// Whether there would be a place without the sessions that have lost their clients.
+// True if there would be a place without the sessions that have lost their clients.
 bool Supervisor::mayComeFree(const std::string& key_name) const {
   size_t all = 0, of_key = 0;
   for (const auto& [id, session] : sessions_) {
@@ -694,7 +694,7 @@ void Supervisor::hear(Session& session) {
   }
 }
 
-// Its worker sees the end of the link by itself, and waits no longer once it knows that it is for
+// The worker sees the end of the link by itself, and waits no longer once it knows that it is for
 // good.
 void Supervisor::processEnded(Session& session) {
   session.process_ended.reset();
@@ -761,7 +761,7 @@ void Supervisor::reap() {
   }
 }
 
-// Of workers that were killed, when they are old enough to be known for dead.
+// Removes the sockets of workers that were killed, when they are old enough to be known for dead.
 void Supervisor::removeSockets() {
   if (!sockets_due_ || std::chrono::steady_clock::now() < *sockets_due_) return;
   sockets_due_.reset();

@@ -1,6 +1,6 @@
-// The daemon: accepts clients, starts a worker for each session, reaps them, and tells a client
-// what became of its own. One thread does all of it; the transport's threads only bring messages,
-// and that of /metrics serves what was told last.
+// The daemon: accepts clients, starts a worker for each session, reaps them, and tells a client the
+// fate of its own. One thread does all of it; the transport's threads only bring messages, and that
+// of /metrics serves what was told last.
 //
 // A session: starting (its worker runs, the client waits for the answer) -> running -> ended (kept
 // a while, to be asked for). A running one whose client has lost its link is kept for its grace
@@ -42,8 +42,8 @@
 
 namespace olpager::gpunode {
 
-/// It has more members than most: one thread does everything, and what it does with sessions, their
-/// shares and the figures goes over the same table.
+/// The class has more members than most: one thread does everything, and what it does with
+/// sessions, their shares and the figures goes over the same table.
 class Supervisor {
  public:
   /// `worker`: the program; `library`: libolpager.so; `sim`: libolsimcuda.so, or "".
@@ -143,14 +143,14 @@ class Supervisor {
   Status findDevices();
   std::vector<std::string> workerEnvironment() const;
   base::LogLevel workersLogLevel() const;
-  /// What may be divided of a device, and the most of it that a session may have.
+  /// A device's VRAM to divide, and the most of it that a session may have.
   uint64_t vramToShare(size_t device) const;
   uint64_t mostVram(size_t device) const;
   void promiseVram(Session& session);
   void divideVram();
   void order(Session& session, size_t device, uint64_t budget);
   void findRam();
-  /// What the host tiers of all sessions may have together.
+  /// The sum for the host tiers of all sessions.
   uint64_t ramToShare() const;
   /// `coming`: is not among the sessions yet; its limit is set, and the others are asked to make
   /// room.
@@ -173,7 +173,7 @@ class Supervisor {
   uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0,
            ended_moved_ = 0;
   std::optional<std::chrono::steady_clock::time_point> sockets_due_;  // of workers that were killed
-  transport::Secret secret_{};  // what the sessions of each key have in common follows from it
+  transport::Secret secret_{};  // the values that the sessions of each key share follow from it
   std::string cache_;           // the folder with a folder for each key; "": none
   Devices devices_;
   std::string no_devices_ = "its driver has no GPU";  // or why none are known

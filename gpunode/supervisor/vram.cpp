@@ -38,8 +38,7 @@ uint64_t Supervisor::mostVram(size_t device) const {
                                options_.vram.percent / 100);
 }
 
-// What nobody uses, and what sessions' pages have. Without NVML nobody knows who else uses the
-// device.
+// Unused VRAM, and the VRAM of sessions' pages. Without NVML nobody knows who else uses the device.
 uint64_t Supervisor::vramToShare(size_t device) const {
   const status::Device& one = devices_.at(device);
   const uint64_t reserve = reserveOf(one.total);

@@ -1,7 +1,7 @@
-// How many bytes lie behind the driver's untyped values (void*), by the attribute or the type that
-// is asked for: what the driver reads or writes there. The specification names these functions in
-// sizes, such as value : out[poolAttributeBytes(attr)]; cuda.h says the types. Zero: cuda.h has no
-// such attribute. Nobody can say then how much lies there, so the call is refused
+// Sizes of the driver's untyped values (void*), by the attribute or the type that is asked for: the
+// bytes that the driver reads or writes there. The specification names these functions in sizes,
+// such as value : out[poolAttributeBytes(attr)]; cuda.h says the types. Zero: cuda.h has no such
+// attribute. Nobody can say then how much lies there, so the call is refused
 // (CUDA_ERROR_INVALID_VALUE) before anything is touched. Pure.
 #pragma once
 
@@ -69,7 +69,7 @@ constexpr uint64_t pointerAttributeBytes(CUpointer_attribute attribute) {
   return 0;
 }
 
-/// Of memory and of pools: the handle that another process gets.
+/// Size of the handle by which another process gets memory or a pool.
 constexpr uint64_t shareableHandleBytes(CUmemAllocationHandleType type) {
   switch (type) {
     case CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR:

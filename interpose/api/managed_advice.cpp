@@ -107,7 +107,7 @@ void ManagedAdvice::forget(uint64_t base) {
   allocations_.erase(base);
 }
 
-// What all of a part has in common.
+// The values that all of a part has in common.
 ManagedAdvice::Advice ManagedAdvice::commonOf(const ManagedPart& part) const {
   std::lock_guard lock(mutex_);
   const auto found = allocations_.find(part.base);

@@ -1,6 +1,6 @@
-// What a program has said of ranges of its managed memory (cuMemAdvise, cuMemPrefetchAsync), and
-// what it is told back (cuMemRangeGetAttribute). As the driver keeps it: advice is of ranges, an
-// attribute of a range is what all of the range has in common.
+// The advice that a program gave for ranges of its managed memory (cuMemAdvise,
+// cuMemPrefetchAsync), and the answers about it (cuMemRangeGetAttribute). As the driver keeps it:
+// advice is of ranges, an attribute of a range is the value that all of the range shares.
 //
 // Thread-safety: any thread; one lock, a leaf. Errors are CUresults as the driver gives them.
 #pragma once
@@ -38,11 +38,11 @@ class ManagedAdvice {
   void forget(uint64_t base);
 
   static CUresult checkLocation(const CUmemLocation& location, int devices);
-  /// Of a batch of `count` ranges: location number l is that of the ranges from indices[l] on.
+  /// For a batch of `count` ranges: location number l is that of the ranges from indices[l] on.
   static CUresult checkLocations(const CUmemLocation* locations, const size_t* indices,
                                  size_t location_count, size_t count, int devices);
   /// Calls visit(range, location) for each range of such a batch, by number, until it does not
-  /// return CUDA_SUCCESS. Returns what it returned last.
+  /// return CUDA_SUCCESS. Returns the result of its last call.
   template <typename Visit>
   static CUresult forEachLocation(const CUmemLocation* locations, const size_t* indices,
                                   size_t location_count, size_t count, Visit visit) {
@@ -54,7 +54,7 @@ class ManagedAdvice {
     }
     return result;
   }
-  /// What the older functions name by a device, or CU_DEVICE_CPU.
+  /// The location that the older functions name by a device, or CU_DEVICE_CPU.
   static CUmemLocation locationOf(CUdevice device);
 
  private:
@@ -64,7 +64,7 @@ class ManagedAdvice {
     CUmemLocation preferred = kNowhere, prefetched = kNowhere;
     std::set<int> accessed_by;  // devices; CU_DEVICE_CPU for the host
   };
-  /// Of one allocation: by first address, each up to the next one's.
+  /// The ranges of one allocation: by first address, each up to the next one's.
   using Ranges = std::map<uint64_t, Advice>;
 
   static Ranges::iterator cut(Ranges& ranges, uint64_t address);

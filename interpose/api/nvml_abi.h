@@ -1,6 +1,6 @@
-// What of NVML's binary interface is used here, by its public documentation: the toolkit brings
-// nvml.h only with packages that a machine without a GPU lacks. Both who offers it (libolnvml.so)
-// and who asks a real one (olgpunode) use these.
+// The part of NVML's binary interface that is used here, by its public documentation: the toolkit
+// brings nvml.h only with packages that a machine without a GPU lacks. Both its provider
+// (libolnvml.so) and the user of a real one (olgpunode) use these.
 #pragma once
 
 #include <cstdint>

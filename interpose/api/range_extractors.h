@@ -1,10 +1,10 @@
-// What the operations of cuda.h whose arguments are structures or arrays read and write: each
+// Finds the ranges that operations of cuda.h read and write through structures or arrays: each
 // function walks its arguments and names the ranges to a sink. The specification calls them by name
 // in ranges(...).
 //
-// They look at the arguments only as the driver would: a null pointer or an unknown kind names
-// nothing and is left for the driver to refuse. Host pointers are named too: by unified addressing
-// they may be device memory. Sizes are in bytes. Thread-safety: no state.
+// Each function looks at the arguments only as the driver would: a null pointer or an unknown kind
+// names nothing and is left for the driver to refuse. Host pointers are named too: by unified
+// addressing they may be device memory. Sizes are in bytes. Thread-safety: no state.
 #pragma once
 
 #include <cuda.h>

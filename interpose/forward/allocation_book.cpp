@@ -37,7 +37,7 @@ void AllocationBook::takeReleased(bool wait) {
   for (const uint64_t address : group->released(wait)) addresses->release(address);
 }
 
-// What was freed may still be on its way back, one region after the other: it is waited for as long
+// Freed memory may still be on its way back, one region after the other: it is waited for as long
 // as some comes.
 bool AllocationBook::addToGroup(uint64_t address, uint64_t count) {
   while (!group->add(address, count * kPageBytes)) {

@@ -1,6 +1,6 @@
 // A session's book of device memory: which addresses are given out in the part of the worker's
-// range that is set aside for the client, and which plain allocations there are. Who allocates and
-// frees is device_memory.cpp.
+// range that is set aside for the client, and which plain allocations there are. Allocation and
+// free are in device_memory.cpp.
 //
 // Thread-safety: any thread. Locks: AllocationBook::mutex, held while a call is written, so that
 // the worker hears of addresses in the order in which they changed hands; below it those of calls
@@ -31,7 +31,8 @@ class Group;
 class Session;
 
 struct AllocationBook {
-  // What may be allocated without asking. Of one device at a time: devices share host memory.
+  // Bytes that may be allocated without asking. Valid for one device at a time: devices share host
+  // memory.
   struct Credit {
     CUdevice device = -1;
     uint64_t bytes = 0;
@@ -49,7 +50,7 @@ struct AllocationBook {
   Group* group = nullptr;  // of a session of several executors: who gives pages their places
   std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
   std::unordered_map<CUdeviceptr, Held> held;
-  // Of a group: freed while a stream captures, when nobody may wait for what uses it.
+  // In a group: freed while a stream captures, when nobody may wait for what uses it.
   std::vector<std::pair<CUdeviceptr, Held>> later;
   FreedInOrder in_order;           // likewise: freed in the order of a stream
   std::set<CUmemoryPool> limited;  // of a group: pools that give so much and no more
@@ -65,7 +66,7 @@ struct AllocationBook {
 
   // Under the mutex.
 
-  /// Whether addresses are given out here.
+  /// True once addresses are given out here.
   bool ready(const Session& session);
   /// Pages that the worker has for what is allocated. A slab that is kept empty here has gone
   /// there.
@@ -73,7 +74,7 @@ struct AllocationBook {
   /// An address for so many bytes; 0: the part is full.
   uint64_t take(uint64_t context, uint64_t bytes);
   void give(uint64_t context, uint64_t address, uint64_t bytes);
-  /// What streams have come to the free of is free.
+  /// Memory whose free streams have reached becomes free.
   void giveFreedInOrder();
 
   // Without a lock.
@@ -83,12 +84,12 @@ struct AllocationBook {
   bool forget(CUdeviceptr address);
   /// Bytes from the address to the end of the plain allocation that it is in.
   std::optional<uint64_t> leftInKnown(CUdeviceptr address) const;
-  /// Where the plain allocation begins that the address is in, and its bytes.
+  /// The start and the bytes of the plain allocation that holds the address.
   std::optional<std::pair<CUdeviceptr, uint64_t>> findKnown(CUdeviceptr address) const;
   /// The number of the plain allocation that begins there; 0: there is none.
   uint64_t numberOf(CUdeviceptr address) const;
   bool knowsAny(uint64_t context) const;
-  /// What was allocated in the context is free.
+  /// Frees all that was allocated in the context.
   void dropOf(uint64_t context);
 
  private:
@@ -99,7 +100,7 @@ struct AllocationBook {
   space::SlabAllocator& slabsOf(uint64_t context);
 };
 
-/// What was allocated in one context: it goes with the context.
+/// The memory allocated in one context: it goes with the context.
 class MemoryOfContext {
  public:
   MemoryOfContext(AllocationBook& book, uint64_t context) : book_(book), context_(context) {}

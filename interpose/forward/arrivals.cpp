@@ -40,7 +40,7 @@ bool Arrivals::bytesCome(uint32_t number, std::span<const std::byte> bytes) {
     std::lock_guard lock(mutex_);
     const auto found = expected_.find(number);
     if (found == expected_.end()) return true;
-    // It stays until its bytes are there: who is to read them waits for it.
+    // The entry stays until its bytes are there: the reader waits for it.
     expected = found->second;
   }
   if (!bytes.empty() && bytes.size() != expected.bytes()) return false;
@@ -91,7 +91,7 @@ bool Arrivals::expects(uint64_t address, uint64_t bytes) const {
 }
 
 bool Arrivals::bytesOutstanding(uint64_t address, uint64_t bytes) {
-  // Whoever counted the last one had put it in place.
+  // The thread that counted the last one had put it in place.
   if (bytes_come_.load(std::memory_order_acquire) == 0) return false;
   std::lock_guard lock(mutex_);
   return expects(address, bytes);

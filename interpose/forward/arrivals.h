@@ -1,6 +1,6 @@
-// What a session's worker sends for the program's memory without anybody who waits for it: bytes
-// behind a copy in stream order, and what kernels changed of exchanged memory. Thread-safety: any
-// thread. Lock: one of its own, a leaf.
+// Data that a session's worker sends unasked for the program's memory: bytes behind a copy in
+// stream order, and kernels' changes of exchanged memory. Thread-safety: any thread. Lock: one of
+// its own, a leaf.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@ class Arrivals {
   uint32_t expectBytes(void* into, uint64_t bytes) { return expectRows(Rows::linear(into, bytes)); }
   uint32_t expectRows(const Rows& into);  // one behind the other
   void bytesDoNotCome(uint32_t number);   // the copy's call was not sent
-  /// They are here, or none are: they are there already, or the copy has failed. False: they are
-  /// not as many as it asked for.
+  /// The bytes are here, or none are: they are there already, or the copy has failed. False: they
+  /// are not as many as it asked for.
   bool bytesCome(uint32_t number, std::span<const std::byte> bytes);
 
   /// Changes of exchanged memory that come later (one of those that an Answer::kHostBytes counts).
@@ -36,16 +36,16 @@ class Arrivals {
   void changesDoNotCome();
   /// So many answers are in place, of those that are expected at most.
   void changesCome(uint32_t count);
-  /// Whether some of these are still to come. Answers are counted, not told apart, so one may stand
+  /// True if some of these are still to come. Answers are counted, not told apart, so one may stand
   /// for another: it is false only where all have come that were expected by then.
   bool changesOutstanding() const;
 
-  /// Whether bytes of copies to [address, + bytes) are still to come.
+  /// True if bytes of copies to [address, + bytes) are still to come.
   bool bytesOutstanding(uint64_t address, uint64_t bytes);
   /// Waits until none are: their streams have come to the copies, of whatever context, or will not
   /// any more.
   void awaitBytes(uint64_t address, uint64_t bytes);
-  /// Whether bytes are to come for any of the program's memory.
+  /// True if bytes are to come for any of the program's memory.
   bool any() const { return bytes_come_.load() != 0 || changesOutstanding(); }
   /// The session is lost: nobody waits any more.
   void wake();

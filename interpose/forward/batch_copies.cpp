@@ -42,8 +42,8 @@ bool isSharedAnywhere(CUdeviceptr address) {
   });
 }
 
-// Shared memory is read in stream order (host_blocks.h). What has to be read during the call is
-// waited for.
+// Shared memory is read in stream order (host_blocks.h). Memory that has to be read during the call
+// is waited for.
 bool readsLate(CUmemcpySrcAccessOrder order, CUdeviceptr from) {
   return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL && isSharedAnywhere(from);
 }

@@ -1,4 +1,4 @@
-// What tells workers of blocks (block_table.h). Thread-safety: as calls.
+// The calls that tell workers of blocks (block_table.h). Thread-safety: as calls.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +60,7 @@ class InSessions {
 std::unique_ptr<Call> allocCall(Session* session, uint64_t address, uint64_t bytes,
                                 const transport::RegionPtr& region, bool has_descriptor,
                                 bool registered);
-/// What the worker has made of it.
+/// The kind that the worker has made of the block.
 BlockSide::Kind kindIn(Call& answered);
 std::unique_ptr<Call> freeCall(Session* session, uint64_t address);
 /// A worker that has the block now.
@@ -71,7 +71,7 @@ struct SideMade {
 };
 /// Those that have answered such a call.
 void addSides(Call& answered, std::vector<SideMade>& made);
-/// What was made at some workers, and not at all.
+/// Undoes a block that only some workers have made.
 void takeBack(Session* session, uint64_t address);
 void takeBack(const std::vector<SideMade>& made, uint64_t address);
 

@@ -24,7 +24,7 @@
 
 namespace olpager::forward {
 
-// What there is of a block in one session.
+// A block in one session.
 struct BlockSide {
   // Decided when the worker maps it.
   enum class Kind : uint8_t {
@@ -34,7 +34,8 @@ struct BlockSide {
   };
   Kind kind = Kind::kNone;
   std::vector<std::byte> agreed;  // kExchanged: empty until it is named
-  // Of a session, at its first side; null where it can't be had: bytes travel in calls then.
+  // The session's region for the block, at its first side; null where it can't be had: bytes travel
+  // in calls then.
   transport::RegionPtr region;
 };
 
@@ -60,12 +61,12 @@ struct BlockTable {
   std::mutex mutex;
   std::map<uint64_t, Block> blocks;      // by address here
   std::map<uint64_t, uint64_t> mirrors;  // of registered blocks: address there -> here
-  // Of a session, by slot: its sides of a kind; unnamed: of those that are exchanged.
+  // Counts of one session, by slot: its sides of a kind; unnamed: of those that are exchanged.
   struct Counts {
     std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};
   };
   std::array<Counts, kMostSessions> counts;
-  // Of a session, by slot: the blocks that are named, and their addresses here. Programs have
+  // For each session, by slot: the blocks that are named, and their addresses here. Programs have
   // thousands of blocks; launches and moves look at these alone.
   std::array<std::map<Block*, uint64_t>, kMostSessions> named;
   // All variables that ever were lie between.
@@ -81,7 +82,7 @@ struct BlockTable {
   /// By an address of the worker's: it is compared at each launch of the session from now on.
   /// False: there is no such block, or it has been named before.
   bool name(unsigned slot, uint64_t address);
-  /// Where a session has shared blocks as well, nobody sees what addresses the program, or a
+  /// In a session that has shared blocks as well, nobody sees which addresses the program, or a
   /// kernel, puts into them: exchanged ones all count as named.
   void nameBesideShared(unsigned slot);
   /// The worker of the session in the slot has mapped the block, or not any more.
@@ -89,13 +90,13 @@ struct BlockTable {
 
   // Without a lock.
 
-  /// Before the calls that tell the workers that a block goes. What others have said of it is
-  /// before them, and nothing is behind them.
+  /// Before the calls that tell the workers that a block goes. Calls of others about the block are
+  /// before them, and none is behind them.
   void leaves(uint64_t address) {
     std::lock_guard order(send_mutex);
     setLeaving(address, true);
   }
-  /// It does not after all, or is back.
+  /// The block does not go after all, or is back.
   void stays(uint64_t address) { setLeaving(address, false); }
 
  private:

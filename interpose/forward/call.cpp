@@ -35,7 +35,7 @@ const char* keep(std::string_view text) {
   return (found != texts.all.end() ? found : texts.all.emplace(text).first)->c_str();
 }
 
-// What says that work is done, or brings what it has made (Fact::kTellsFailures).
+// True for calls that say that work is done, or bring what it has made (Fact::kTellsFailures).
 bool tellsOfFailures(const CallHead& head) {
   if (api::holds(api::Fact::kTellsFailures, head.function)) return true;
   const bool waits = (head.flags & kMayWait) != 0;
@@ -126,7 +126,7 @@ void Call::copy(const CopyHead& head) {
     sides(head.box);
   } else if (head.array == 0) {
     if (head.device != 0) uses(head.device, head.bytes);
-    // Of one between two places of the worker's the other one is there (headBetween).
+    // A copy between two places of the worker's has the other one there (headBetween).
     if (this->head().function == static_cast<uint16_t>(Operation::kCopyDevice))
       uses(head.offset, head.bytes);
   }
@@ -234,7 +234,7 @@ void Call::finishAhead() {
 }
 
 CUresult Call::oneWay(bool flush) {
-  // What can't be captured is told by the call itself.
+  // A call that can't be captured tells so by itself.
   if (capturing() && head().function < api::kSymbolCount) return sync();
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
   if (!of_our_own_) {

@@ -1,5 +1,5 @@
-// One call of the program's on its way: arguments in, results out. What the generated encoders are
-// written with. Thread-safety: a Call belongs to its thread.
+// One call of the program's on its way: arguments in, results out. Generated encoders write into
+// it. Thread-safety: a Call belongs to its thread.
 #pragma once
 
 #include <cuda.h>
@@ -33,9 +33,9 @@ struct KeptTexts {
   std::set<std::string, std::less<>> all;
 };
 
-/// Whether [address, + bytes) lies in a plain allocation of the program's (device_memory.cpp).
+/// True if [address, + bytes) lies in a plain allocation of the program's (device_memory.cpp).
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes);
-/// Whether `address` lies in one, and [address, + bytes) goes beyond its end.
+/// True if `address` lies in one, and [address, + bytes) goes beyond its end.
 bool leavesKnownMemory(CUdeviceptr address, uint64_t bytes);
 /// Not there in forwarded mode: CUDA_ERROR_NOT_SUPPORTED, and a line once. `never`: nor will it be.
 CUresult refused(const char* function, bool never);
@@ -91,8 +91,8 @@ class Call {
     if (severalSessions() && isOfAnother(bits)) other_session_ = true;
     out_.value(bits);
   }
-  /// What has numbers of devices in it: as the worker counts them. One that is another gpunode's
-  /// makes the call fail.
+  /// An argument with numbers of devices in it, sent as the worker counts them. One that is another
+  /// gpunode's makes the call fail.
   template <typename T>
   void devices(T value) {
     if (session_ != nullptr && !toWorker(*session_, value)) other_device_ = true;
@@ -127,8 +127,9 @@ class Call {
   }
   /// These numbers, which have been drawn.
   void names(const Names& drawn);
-  /// Where the call goes in a session of several executors (group.h), by what it names: device
-  /// memory; all words of its arguments that are addresses of it; and a stream, which may capture.
+  /// Inputs for the choice of an executor in a session of several (group.h): device memory that the
+  /// call names; all words of its arguments that are addresses of it; and a stream, which may
+  /// capture.
   void uses(uint64_t address, uint64_t bytes) {
     if (group_ != nullptr && !group_->uses(address, bytes)) no_memory_ = true;
   }
@@ -151,9 +152,10 @@ class Call {
   }
   /// The sides of a copy that are device memory.
   void sides(const CUDA_MEMCPY3D& box);
-  /// The head of a copy, and what it says of these.
+  /// The head of a copy, and its operands.
   void copy(const CopyHead& head);
-  /// To that executor, where what it names is; of an operation in a stream that nothing else is in.
+  /// To that executor, where the memory that it names is; of an operation in a stream that nothing
+  /// else is in.
   void operatesAt(unsigned executor) {
     if (group_ != nullptr) group_->operatesAt(executor);
   }
@@ -161,11 +163,11 @@ class Call {
   void only(unsigned executor) {
     if (group_ != nullptr) group_->only(executor);
   }
-  /// After finish(): what each executor that has made the call answered.
+  /// After finish(): the answer of each executor that has made the call.
   void eachAnswer(const std::function<void(unsigned executor, Reader reply)>& each);
   /// Bytes behind the arguments, not copied before they are sent.
   void bulk(std::span<const std::byte> bytes) { bulk_ = bytes; }
-  /// Whose it is; null: nobody's, and it goes nowhere.
+  /// The call's session; null: none, and the call goes nowhere.
   Session* session() const { return session_; }
   void needsNoContext() { head().context = 0; }
   void inContext(uint64_t context) { head().context = context; }
@@ -173,13 +175,13 @@ class Call {
   void mayWait() { head().flags |= kMayWait; }
   /// Other calls may end what it waits for.
   void othersCall() { head().flags |= kOthersCall; }
-  /// It is made when all operations that were sent before have been made, whoever's they are.
+  /// The worker makes the call after all operations that were sent before, whoever's they are.
   void behindAll() { head().flags |= kBehindAll; }
-  /// Of a stream that can't be part of a capture: what captures forbids it nothing.
+  /// For a stream that can't be part of a capture: no capture forbids the call.
   void relaxed() { head().flags |= kRelaxed; }
   void forgetsAnswers() { forgets_ = true; }
   void changesKernels() { changes_kernels_ = true; }
-  /// Of the library's own beside what the program asks for: what failed before it is for the
+  /// The call is the library's own beside what the program asks for: an earlier failure is for the
   /// program's next call to tell, and one way it goes also where a kernel has ended the context: it
   /// is about others as well.
   void ofOurOwn() { of_our_own_ = true; }
@@ -194,7 +196,7 @@ class Call {
   CUresult begin(bool flush);
   CUresult finish();
   /// finish() within that time. False: the answer is still to come, and begin() stays to be
-  /// finished. Of a call that goes to one executor.
+  /// finished. Only for a call that goes to one executor.
   bool finishWithin(std::chrono::milliseconds time, CUresult* result);
 
   // Results. Only when answered(): the worker's function succeeded.
@@ -220,7 +222,7 @@ class Call {
     takeHandles(&handle, 1);
     return handle;
   }
-  /// A text into room of the caller's for `count` characters; what lies behind its end stays as it
+  /// A text into room of the caller's for `count` characters; the room behind its end stays as it
   /// was.
   void takeString(char* into, uint64_t count);
   template <typename T>

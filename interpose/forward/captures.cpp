@@ -28,13 +28,13 @@
 namespace olpager::forward {
 namespace {
 
-// Whether the stream is the thread's own default stream.
+// True for the thread's own default stream.
 bool isOwn(CUstream stream, bool per_thread) {
   return stream == CU_STREAM_PER_THREAD || (per_thread && stream == nullptr);
 }
 using Capture = Captures::Capture;
 
-// Of the stream's session; null: there is none.
+// The state of the stream's session; null: there is none.
 std::shared_ptr<WhileThere> whileThere(CUstream stream) {
   const Session* const session = Route().handle(stream).session();
   return session != nullptr ? session->parts().whileThere() : nullptr;
@@ -101,9 +101,9 @@ CUresult destroyed(CUresult result, CUstream stream) {
   return result;
 }
 
-// What tells the session that the launch of a graph is over whose host functions are outstanding
-// until then; made before it, asked for behind it. One that is captured calls none: the graph does
-// that it becomes part of.
+// The notice that the launch of a graph is over whose host functions are outstanding until then;
+// made before it, asked for behind it. One that is captured calls none: the graph does that it
+// becomes part of.
 class GraphEnd {
  public:
   GraphEnd(Session* session, CUstream stream, bool per_thread)
@@ -140,7 +140,7 @@ class GraphEnd {
   uint32_t notice_;
 };
 
-// Of the session of a graph or of an executable one; null: it has none that allocates.
+// The graphs of the session of a graph or of an executable one; null: it has none that allocates.
 template <typename Graph>
 AllocatingGraphs* allocating(Graph graph) {
   const Session* const session = Route().handle(graph).session();
@@ -162,7 +162,7 @@ CUresult launchNow(CUgraphExec exec, CUstream stream, bool per_thread) {
   return call.sync();
 }
 
-// What is captured becomes part of another graph, which needs what this one does.
+// A captured launch becomes part of another graph, which needs what this one does.
 CUresult captureLaunch(Session* session, const StandIns& needed, CUstream stream, bool per_thread) {
   return needed.empty() ? CUDA_SUCCESS
                         : graphNeeds(session, capturedGraph(stream, per_thread), needed);

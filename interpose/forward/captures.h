@@ -1,7 +1,7 @@
-// Whether streams of the program capture, and what that forbids which of its threads: the worker
-// makes all calls by threads of its own. There a capture is global or relaxed; each call says
-// whether its thread may do as it likes. Thread-safety: any thread. Locks: one of each session's
-// own, with that of threads.h below it.
+// Tracks captures of the program's streams, and the threads to which each capture forbids calls:
+// the worker makes all calls by threads of its own. There a capture is global or relaxed; each call
+// says whether its thread may do as it likes. Thread-safety: any thread. Locks: one of each
+// session's own, with that of threads.h below it.
 #pragma once
 
 #include <cuda.h>
@@ -37,7 +37,7 @@ class Captures {
   Captures& operator=(const Captures&) = delete;
 
   void add(const Capture& capture);
-  /// Whether the calling thread may end the stream's capture.
+  /// True if the calling thread may end the stream's capture.
   bool mayEnd(CUstream stream, bool per_thread) const;
   void end(CUstream stream, bool per_thread);
   /// captureForbids(), for a thread of this mode.
@@ -70,7 +70,7 @@ class CapturesOfContext {
   const uint64_t context_;
 };
 
-/// Graphs of a session's that allocate memory, and what was made of them.
+/// Graphs of a session's that allocate memory, and graphs made of them.
 struct AllocatingGraphs {
   std::mutex mutex;  // a leaf
   std::set<CUgraph> graphs;
@@ -78,11 +78,11 @@ struct AllocatingGraphs {
   std::atomic<bool> any{false};  // that there ever was
 };
 
-/// Some stream of the process captures: what is enqueued may become part of a graph, and then
-/// happens at each of its launches.
+/// Some stream of the process captures: enqueued work may become part of a graph, and then happens
+/// at each of its launches.
 inline bool capturing() { return program().capturing.load(std::memory_order_relaxed) > 0; }
-/// What captures forbids this thread calls that can't be part of a graph: one of its own that is
-/// not relaxed, or any that is global, unless the thread has exchanged its mode.
+/// True if a capture forbids this thread calls that can't be part of a graph: one of its own that
+/// is not relaxed, or any that is global, unless the thread has exchanged its mode.
 bool captureForbids();
 /// This one does; asks the worker. Also one that has joined the capture of another by an event.
 bool captures(CUstream stream, bool per_thread);
@@ -96,8 +96,8 @@ void noteAllocates(const Session& session, CUgraph graph);
 /// The graph that the stream's capture adds to; null: it does not capture. Asks the worker.
 CUgraph capturedGraph(CUstream stream, bool per_thread);
 
-/// What is before it in the stream may have changed exchanged memory that kernels reach
-/// (exchange.h), and these blocks, which only it uses: that comes back.
+/// Fetches the changes that earlier operations of the stream may have made to exchanged memory that
+/// kernels reach (exchange.h), and to these blocks, which only they use.
 void changesBehind(Session* session, CUstream stream, bool per_thread,
                    std::span<const uint64_t> own = {});
 

@@ -12,7 +12,7 @@
 namespace olpager::forward {
 namespace {
 
-// What lies in global memory and no kernel changes: literals, by nvcc's names of them (formats of
+// True for global memory that no kernel changes: literals, by nvcc's names of them (formats of
 // printf, expressions of assert), and objects without members that stand for themselves in CUDA's
 // C++ libraries (thrust::seq, cuda::std::in_place), which each program that includes their headers
 // has.
@@ -72,7 +72,7 @@ CodeState stateOf(std::span<const std::byte> image) {
   }
   const auto entries = whole.ok() ? fatbin::entries(whole.value().bytes)
                                   : Result<std::vector<fatbin::Entry>>(whole.error());
-  // They are of one source, for several architectures: the first that can be read tells.
+  // All are of one source, for several architectures: the first that can be read tells.
   for (const fatbin::Entry& entry : entries.ok() ? entries.value() : std::vector<fatbin::Entry>{}) {
     if (entry.kind == fatbin::Kind::ptx) {
       if (const auto text = fatbin::ptxText(entry); text.ok()) {

@@ -11,7 +11,7 @@
 
 namespace olpager::forward {
 
-/// What a module or a library has of them: each executor of a group has a copy of each. The driver
+/// The variables of a module or a library: each executor of a group has a copy of each. The driver
 /// places all that it has, constants as well, when it is asked for one or when a kernel is loaded.
 struct CodeState {
   VariableKind kind = VariableKind::kModule;
@@ -21,8 +21,8 @@ struct CodeState {
   bool places = false;             // it has some, these or others
 };
 
-/// Of an image (a container, a cubin or PTX text), __device__ or __managed__. Literals count as
-/// none, nor do the objects without members of thrust, CUB and libcu++.
+/// The __device__ and __managed__ variables of an image (a container, a cubin or PTX text).
+/// Literals count as none, nor do the objects without members of thrust, CUB and libcu++.
 CodeState stateOf(std::span<const std::byte> image);
 
 }  // namespace olpager::forward

@@ -48,7 +48,7 @@ Status Connection::open(calls::Channel& channel) {
     request.exportable = settings_.exportable;
   }
   request.driver = driverEnvironment(site_.gpunode == settings_.local_gpunode);
-  // Of several gpunodes' devices the program's side chooses (devices.h).
+  // Among several gpunodes' devices the program's side chooses (devices.h).
   const char* const chosen = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
   if (const char* const visible = site_.gpu.empty() ? chosen : site_.gpu.c_str();
       visible != nullptr) {

@@ -41,7 +41,8 @@ auto askPastOutage(Ask&& ask) {
 class Connection {
  public:
   /// To the gpunode of `site`, for the program's session number `slot` of `slots`.
-  /// `domain`: of every link to the worker. What is registered in it keeps its key over lost links.
+  /// `domain`: of every link to the worker. Regions registered in it keep their keys over lost
+  /// links.
   Connection(const base::Settings& settings, Site site, unsigned slot, unsigned slots,
              transport::DomainPtr domain)
       : settings_(settings),
@@ -56,11 +57,12 @@ class Connection {
   /// that the worker is gone.
   Status reopen(calls::Channel& channel);
   uint64_t number() const { return session_.session; }
-  /// What the worker of the program's session in `slot` needs to connect to this one's worker.
+  /// The data that the worker of the program's session in `slot` needs to connect to this one's
+  /// worker.
   void nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const;
   /// How the worker is reached for the pages of a unified view, once the session is open.
   PageRoute pageRoute() const;
-  /// Whether the worker maps memory that has a descriptor.
+  /// True if the worker maps memory that has a descriptor.
   bool sharesMemory() const { return shares_memory_; }
 
  private:

@@ -1,7 +1,7 @@
-// What is known of one context. Made at first need and owned by SessionContexts, which drops it
-// when the context is gone: destroyed, reset, or released for the last time. What ends with a
-// context is a member here, and ends in its own destructor. A primary context that comes again has
-// the same number and another object.
+// The client's record of one context. Made at first need and owned by SessionContexts, which drops
+// it when the context is gone: destroyed, reset, or released for the last time. State that ends
+// with a context is a member here, and ends in its own destructor. A primary context that comes
+// again has the same number and another object.
 //
 // Used under SessionContexts' mutex; ends without any lock, as destructors below take some.
 #pragma once

@@ -1,6 +1,6 @@
-// What of the calls in a context is to be told: a fault of one of its kernels, that it is broken,
-// and calls that failed and that nobody waited for. Thread-safety: ContextFailures under the mutex
-// of SessionContexts; FailureCounts any thread.
+// Failures of calls in a context that are still to be reported: a fault of one of its kernels, that
+// it is broken, and calls that failed and that nobody waited for. Thread-safety: ContextFailures
+// under the mutex of SessionContexts; FailureCounts any thread.
 #pragma once
 
 #include <cuda.h>
@@ -11,7 +11,7 @@
 
 namespace olpager::forward {
 
-/// Of all contexts of a session: calls look at these alone as long as nothing has failed.
+/// Counts over all contexts of a session: calls look at these alone as long as nothing has failed.
 struct FailureCounts {
   std::atomic<uint32_t> to_tell{0};  // failed calls, and broken contexts
   std::atomic<uint32_t> faults{0};
@@ -33,9 +33,9 @@ class ContextFailures {
 
   CUresult broken() const { return broken_; }
   CUresult fault() const { return fault_; }
-  /// What a call of the thread's has failed with; told by this.
+  /// The error of a failed call of the thread's; it is reported thereby.
   CUresult take(uint32_t thread);
-  /// Of any thread's.
+  /// The same for a call of any thread.
   CUresult takeAny();
 
  private:

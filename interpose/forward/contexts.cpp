@@ -1,5 +1,5 @@
-// What the program does with contexts, and each thread's stack of current ones; which there are
-// session_contexts.h has. Contexts are made and destroyed at the worker; what is current never
+// The program's calls about contexts, and each thread's stack of current ones; session_contexts.h
+// has the contexts themselves. Contexts are made and destroyed at the worker; what is current never
 // leaves the client, but travels with each call.
 #include "interpose/forward/contexts.h"
 
@@ -34,7 +34,7 @@ std::vector<uint64_t>& stack() {
 CUcontext handleOf(uint64_t number) { return reinterpret_cast<CUcontext>(number); }
 uint64_t numberOf(CUcontext context) { return reinterpret_cast<uint64_t>(context); }
 
-// Of a device's primary context, which exists or not; 0: there is no such device.
+// The number of a device's primary context, which exists or not; 0: there is no such device.
 uint64_t primaryOf(CUdevice device) {
   Session* session = nullptr;
   CUdevice at_worker = 0;
@@ -42,8 +42,8 @@ uint64_t primaryOf(CUdevice device) {
                                                : 0;
 }
 
-// What every runtime asks of every device when it starts, in one go: a round trip in place of some
-// hundred. Said as the generated encoders say it, so that these find the answers.
+// Asks ahead, in one go, what every runtime asks of every device when it starts: a round trip in
+// place of some hundred. Said as the generated encoders say it, so that these find the answers.
 void askAhead(Session* session) {
   std::vector<std::unique_ptr<Call>> calls;
   const auto ask = [&](api::Symbol symbol, auto... values) {
@@ -169,7 +169,7 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   call.forgetsAnswers();
   call.mayWait();   // for what is in its streams
   call.ofOurOwn();  // what has failed in them is no reason to keep what is gone there
-  // What libraries attached to it goes first, as the driver does it.
+  // Destructors that libraries attached to it run first, as the driver does it.
   if (reset) contextGone(handleOf(context));
   const Session* const session = sessionOfHandle(context);
   const bool last =
@@ -225,7 +225,7 @@ uint64_t memoryOwner(CUstream stream) {
     return memoryOwner(current);
   CUdevice device = 0;
   if (deviceOf(numberOf(own), &device)) return memoryOwner(numberOf(own));
-  // It stands for a green context, and the program has not asked for it.
+  // The context stands for a green context, and the program has not asked for it.
   return ol_forward_generated_cuStreamGetDevice(stream, &device) == CUDA_SUCCESS ? primaryOf(device)
                                                                                  : numberOf(own);
 }

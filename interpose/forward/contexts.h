@@ -23,8 +23,8 @@ bool deviceOf(uint64_t context, CUdevice* device);
 /// The context whose memory is what is allocated in this one, and ends with it: of one that stands
 /// for a green context its device's primary one. Others are their own.
 uint64_t memoryOwner(uint64_t context);
-/// The same of what is allocated in a stream's order, whatever context is current. The worker is
-/// asked where there are several.
+/// The same for memory that is allocated in a stream's order, whatever context is current. The
+/// worker is asked where there are several.
 uint64_t memoryOwner(CUstream stream);
 
 /// Makes a context the calling thread's current one for as long as it lives; 0: leaves it as it is.

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kBetweenPiece = 4ull << 20;
 
-// Where and how one side is reached: in a context, in one of its streams.
+// The way to one side: a context, and one of its streams.
 struct Reach {
   uint64_t context = 0;  // 0: the caller's
   CUstream stream = nullptr;
@@ -84,7 +84,7 @@ CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, con
   if (at.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (capturing() && captures(at.stream, at.per_thread))
     return refused("a captured copy between devices of two gpunodes", false);
-  // What is called from now on may be for kernels that use what is copied.
+  // Later calls may be for kernels that use what is copied.
   noteAddressesOf(sessionOfAddress(to), sessionOfAddress(from));
   // The stream comes to here: crossings.h says why the copy is not left behind in it.
   if (const CUresult result = finishStream(at.stream, at.per_thread); result != CUDA_SUCCESS)

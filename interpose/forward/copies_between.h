@@ -15,9 +15,9 @@ struct DeviceSide {
   CUcontext context = nullptr;
 };
 
-/// Whether these are device memory of two sessions.
+/// True if these are device memory of two sessions.
 bool ofTwoSessions(CUdeviceptr one, CUdeviceptr other);
-/// After what is in the default streams of both contexts (`per_thread`: the calling thread's);
+/// After all work in the default streams of both contexts (`per_thread`: the calling thread's);
 /// returns when it is over.
 CUresult copyBetween(const DeviceSide& to, const DeviceSide& from, uint64_t bytes, bool per_thread);
 /// In the order of a stream, whosever that is.

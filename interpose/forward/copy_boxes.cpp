@@ -49,7 +49,7 @@ void settle(CUmemorytype& type, const void*& host, CUdeviceptr& device) {
   host = reinterpret_cast<const void*>(device);
 }
 
-// Whether all that a box touches of the client's memory is shared with the worker.
+// True if all that a box touches of the client's memory is shared with the worker.
 class SharedSide final : public api::extract::RangeSink {
  public:
   explicit SharedSide(const Session& session) : session_(session) {}
@@ -66,8 +66,8 @@ class SharedSide final : public api::extract::RangeSink {
   bool shared_ = true;
 };
 
-// The box has a side in the client's memory, and one that is not. What the other one is does not
-// matter.
+// The box has a side in the client's memory, and one that is not. The kind of the other one does
+// not matter.
 bool isSharedBox(const Session& session, CUDA_MEMCPY3D box) {
   (box.srcMemoryType == CU_MEMORYTYPE_HOST ? box.dstMemoryType : box.srcMemoryType) =
       CU_MEMORYTYPE_ARRAY;
@@ -124,7 +124,7 @@ Session* sessionOf(CUmemorytype type, CUdeviceptr device, CUarray array) {
   return type == CU_MEMORYTYPE_ARRAY ? sessionOfHandle(reinterpret_cast<uint64_t>(array)) : nullptr;
 }
 
-// Whether the side is device memory and the box goes beyond what is known to be there.
+// True if the side is device memory and the box goes beyond what is known to be there.
 bool leavesDevice(CUmemorytype type, CUdeviceptr device, const CUDA_MEMCPY3D& box, bool source) {
   if (type != CU_MEMORYTYPE_DEVICE) return false;
   const Rows rows = rowsOf(reinterpret_cast<const void*>(device), box, source);
@@ -145,7 +145,7 @@ CUresult copyHalves(const CUDA_MEMCPY3D& box, CopyShape shape, const Where& give
   };
   if (box.Depth > 1) {
     halve(&CUDA_MEMCPY3D::Depth, &CUDA_MEMCPY3D::srcZ, &CUDA_MEMCPY3D::dstZ);
-    // What is not given is a layer's of the box.
+    // A height that is not given is a layer's of the box.
     for (CUDA_MEMCPY3D* half : {&first, &second})
       for (size_t CUDA_MEMCPY3D::*height : {&CUDA_MEMCPY3D::srcHeight, &CUDA_MEMCPY3D::dstHeight})
         if (half->*height == 0) half->*height = box.Height;

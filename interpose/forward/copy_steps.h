@@ -1,5 +1,5 @@
-// What linear copies (copies.cpp) and boxes (copy_boxes.cpp) have in common: where a copy is
-// ordered, and its steps. Thread-safety: any thread.
+// Code shared by linear copies (copies.cpp) and boxes (copy_boxes.cpp): a copy's place in the
+// order, and its steps. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@ namespace olpager::forward {
 
 class Session;
 
-/// Where a copy is ordered.
+/// A copy's place in the order.
 struct Where {
   CUstream stream = nullptr;
   bool per_thread = false;
@@ -27,8 +27,8 @@ CopyHead headOf(const Where& where);
 
 /// A copy in a stream that captures: with memory that the worker has as well.
 bool isCaptured(const Where& where);
-/// Where the worker has what a captured copy reads or writes here. It is exchanged at each launch
-/// of the graph.
+/// The worker's address of the memory that a captured copy reads or writes here. The memory is
+/// exchanged at each launch of the graph.
 CUresult captureSide(const Where& where, uint64_t near, uint64_t bytes, uint64_t* there);
 
 /// The client's side is memory that the worker has too: the GPU comes to it in stream order.
@@ -39,8 +39,8 @@ CUresult awaitFunctions(const Where& where);
 /// view: to the program it is memory of the host, which it may touch when the call has returned.
 CUresult awaitManaged(const Where& where, CUdeviceptr to, CUdeviceptr from);
 
-/// What the program gives as memory of the host may be the device's: a driver takes any address for
-/// either. So is a mapping of the program's own there, and what was freed.
+/// True if a copy's host memory is at the worker: a driver takes any address, so a program may give
+/// device memory, a mapping of its own there, or freed memory.
 bool isAtWorker(const void* near);
 
 CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given);

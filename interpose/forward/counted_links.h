@@ -1,6 +1,6 @@
-// Where what the program's links to gpunodes carry is counted: in the process's counters, by the
-// slot of the worker (coherence/status/link_counters.h). Thread-safety: any thread. Owner: the
-// program's counters, which outlive everything here.
+// Finds the counters for a link to a gpunode: in the process's counters, by the slot of the worker
+// (coherence/status/link_counters.h). Thread-safety: any thread. Owner: the program's counters,
+// which outlive everything here.
 #pragma once
 
 #include "coherence/status/link_counters.h"
@@ -14,7 +14,7 @@ using LinksSource = status::LinksCounters& (*)();
 /// counted.
 inline void countLinks(LinksSource source) { program().links_source.store(source); }
 
-/// Of the program's worker in `slot`; null: nothing is counted.
+/// The counters of the program's worker in `slot`; null: nothing is counted.
 inline status::LinkBytes* countedLink(unsigned slot) {
   status::LinksCounters* const all = program().links.load(std::memory_order_acquire);
   return all != nullptr ? &all->of(slot) : nullptr;

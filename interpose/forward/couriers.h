@@ -1,7 +1,7 @@
-// Threads for work of the library's own that calls and waits: what ends waits of one session for
-// another. As many as are busy at once; an idle one ends after some seconds. In such a thread calls
-// need no current context. Thread-safety: any thread; nothing here waits. Errors: std::system_error
-// when no thread can be had.
+// Threads for work of the library's own that calls and waits, at the end of waits of one session
+// for another. As many as are busy at once; an idle one ends after some seconds. In such a thread
+// calls need no current context. Thread-safety: any thread; nothing here waits. Errors:
+// std::system_error when no thread can be had.
 #pragma once
 
 #include <condition_variable>
@@ -20,7 +20,7 @@ struct Couriers {
 };
 
 void runByCourier(std::function<void()> job);
-/// Whether the calling thread is one.
+/// True if the calling thread is one.
 bool isCourier();
 
 }  // namespace olpager::forward

@@ -1,19 +1,19 @@
-// What concerns two sessions: streams of one that wait for events of the other, and copies between
-// their devices.
+// Operations that concern two sessions: streams of one that wait for events of the other, and
+// copies between their devices.
 //
 // A stream that has to wait for something elsewhere has a gate, which it waits at until this
 // process opens it (Session::newGate). That a stream has come to some place the worker gives notice
 // of (Session::expectNotice). An event elsewhere is waited for by a stream of the library's own
 // there; the notice of its end opens the gate.
 //
-// What a gate waits for is never submitted after it. GPUs have few queues for their streams: what
-// stands at a gate in one of them holds up what other streams submit to it later, and if the gate
-// waited for that, both would stand for ever (the driver's documentation of cuStreamWaitValue32
-// says as much). Events keep to this by themselves, as they were recorded before anybody waits for
-// them. An asynchronous copy is therefore made by the call itself, once its stream has come to it
-// (copies_between.h).
+// The operation that a gate waits for is never submitted after it. GPUs have few queues for their
+// streams: what stands at a gate in one of them holds up what other streams submit to it later, and
+// if the gate waited for that, both would stand for ever (the driver's documentation of
+// cuStreamWaitValue32 says as much). Events keep to this by themselves, as they were recorded
+// before anybody waits for them. An asynchronous copy is therefore made by the call itself, once
+// its stream has come to it (copies_between.h).
 //
-// What a gate waits for is lost with its session, or fails: the context of the stream behind it is
+// If that operation is lost with its session, or fails: the context of the stream behind it is
 // broken, and its gate opens. Thread-safety: any thread.
 #pragma once
 
@@ -35,7 +35,7 @@ struct StreamAt {
   bool per_thread = false;
 };
 
-/// Whose the program's stream is.
+/// The session and the stream there of a stream of the program's.
 StreamAt streamAt(CUstream stream, bool per_thread);
 
 /// Streams of the library's own in a context that nobody uses: they go with it.

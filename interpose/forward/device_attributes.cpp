@@ -1,6 +1,5 @@
-// What a program is told of its devices where that is not what the gpunode's driver says: how they
-// and the CPU share memory, who else can get at it, and, of several gpunodes' devices, where each
-// is.
+// Device attributes where the answer is not the gpunode's driver's: how devices and the CPU share
+// memory, who else can get at it, and, of several gpunodes' devices, where each is.
 #include "forwarding/wire/session_protocol.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/devices.h"
@@ -10,16 +9,16 @@
 namespace olpager::forward {
 namespace {
 
-// Whether the device says no here, whatever the driver says there.
+// True if the device says no here, whatever the driver says there.
 bool isMissing(CUdevice_attribute attribute) {
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
     case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
-    // What the program registered lies elsewhere at the gpunode, if at all.
+    // Registered memory lies elsewhere at the gpunode, if at all.
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-    // What other drivers and processes of the program's machine would have to do with the GPU's
+    // Attributes for other drivers and processes of the program's machine that would use the GPU's
     // memory.
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:

@@ -29,7 +29,7 @@ using space::kPageBytes;
 
 using Held = AllocationBook::Held;
 
-// Of the session that an address belongs to.
+// The book of the session that an address belongs to.
 AllocationBook* bookOf(CUdeviceptr address) {
   const Session* const session = Route().address(address).session();
   return session != nullptr ? session->parts().book.get() : nullptr;
@@ -37,7 +37,7 @@ AllocationBook* bookOf(CUdeviceptr address) {
 
 // --- allocations ---------------------------------------------------------------------------------
 
-// It ends with its context.
+// The memory ends with its context.
 void know(CUdeviceptr address, const Held& memory) {
   const Session* const session = Route().address(address).session();
   if (session == nullptr) return;
@@ -177,7 +177,7 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
   return result == CUDA_SUCCESS ? release(address) : result;
 }
 
-// What was allocated outside of the pager's range is known as device memory from now on.
+// Memory allocated outside of the pager's range is known as device memory from now on.
 CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, bool per_thread,
                const Session* session, CUresult result) {
   if (result != CUDA_SUCCESS || session == nullptr || *out == 0) return result;
@@ -249,7 +249,7 @@ CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
   if (result == CUDA_SUCCESS) know(*address, {memoryOwner(currentContext()), *pitch * height});
   return result;
 }
-// Where a stream captures, and from some pools, it is the driver's own memory, outside of the
+// While a stream captures, and from some pools, it is the driver's own memory, outside of the
 // pager's range.
 #define OL_IN_ORDER(suffix, per_thread)                                                           \
   CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {  \
@@ -275,8 +275,8 @@ CUresult ol_forward_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   return releaseInOrder(address, stream, true);
 }
 
-// The memory is the gpunode's: the program's CPU can't have it. Who creates host memory to share it
-// with other processes (NCCL) means their CPUs, and has another way if told at once.
+// The memory is the gpunode's: the program's CPU can't have it. A program that creates host memory
+// to share it with other processes (NCCL) means their CPUs, and has another way if told at once.
 CUresult ol_forward_cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
                                 const CUmemAllocationProp* properties, unsigned long long flags) {
   if (properties != nullptr && isOfHost(properties->location) &&

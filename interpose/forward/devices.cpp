@@ -120,7 +120,7 @@ void fromWorker(const Session& session, CUmemLocation& location) {
 using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
                                    // C functions
 
-// What concerns all devices, or two of them.
+// Functions about all devices, or two of them.
 extern "C" {
 
 CUresult ol_forward_cuDeviceGetCount(int* count) {

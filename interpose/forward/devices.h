@@ -26,8 +26,8 @@ struct DeviceList {
 
 /// How many the program sees; 0 without sessions.
 int deviceCount();
-/// Whose a device of the program's is, and what its worker calls it; false: there is none of that
-/// number.
+/// The session of a device of the program's, and the worker's number for it; false: there is no
+/// such device.
 bool placeOf(CUdevice device, Session** session, CUdevice* at_worker);
 /// The program's number of a worker's device; CU_DEVICE_INVALID: it does not see it.
 CUdevice deviceOf(const Session& session, CUdevice at_worker);

@@ -37,7 +37,7 @@ CUresult ol_forward_cuGraphDebugDotPrint(CUgraph graph, const char* path, unsign
                                                                 : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-// Where the logs go on is the program's once it has those before.
+// The iterator is the program's once it has the logs before it.
 CUresult ol_forward_cuLogsDumpToFile(CUlogIterator* iterator, const char* path, unsigned flags) {
   if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kLogsDump, currentSession());

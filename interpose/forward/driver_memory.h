@@ -22,9 +22,10 @@ class DriverMemory {
   std::map<uint64_t, uint64_t> all_;  // bytes, by address
 };
 
-/// Whose driver memory it is: the current context's session is asked before others; null: nobody's.
+/// The session that has the driver memory: the current context's is asked before others; null:
+/// none.
 Session* sessionOfDriverMemory(uint64_t address);
-/// Whether an address that may be either is device memory: in the range of a pool, a driver's own,
+/// True if an address that may be either is device memory: in the range of a pool, a driver's own,
 /// or nothing of this process's.
 bool isDeviceMemory(uint64_t address);
 

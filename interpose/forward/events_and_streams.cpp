@@ -11,7 +11,7 @@
 namespace olpager::forward {
 namespace {
 
-// Of a stream that was made now, in the calling thread's context.
+// Notes a stream that was made now, in the calling thread's context.
 CUresult noted(CUresult result, const CUstream* stream) {
   if (result != CUDA_SUCCESS || stream == nullptr) return result;
   const uint64_t context = currentContext();

@@ -25,16 +25,16 @@
 namespace olpager::forward {
 namespace {
 
-// Under mutex. Where several executors are, another one may be active when a launch is sent: what
-// is named for one is named for all. Whether it was not named before.
+// Under mutex. With several executors, another one may be active when a launch is sent: a block
+// named for one is named for all. Returns true if it was not named before.
 bool nameAtAll(BlockTable& all, const Session& session, uint64_t address) {
   bool any = false;
   for (const unsigned side : session.sides()) any = all.name(side, address) || any;
   return any;
 }
 
-// Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it
-// names blocks that were not named before.
+// Under mutex. Takes the program's changes in a block, as runs; agreed on from now on. Returns true
+// if it names blocks that were not named before.
 bool takeChanges(BlockTable& all, const Session& session, unsigned slot, uint64_t base,
                  Block& block, std::vector<std::byte>& runs) {
   const size_t before = runs.size();
@@ -47,7 +47,7 @@ bool takeChanges(BlockTable& all, const Session& session, unsigned slot, uint64_
   if (all.counts[slot].unnamed.load() == 0) return false;
   bool any = false;
   for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
-    // A run is what differs: of an address maybe a part. What is agreed on can be read whatever has
+    // A run is what differs: of an address maybe a part. The agreed copy can be read whatever has
     // become of the memory.
     Run run;
     if (!readRun(reader, &run)) break;
@@ -61,7 +61,7 @@ bool takeChanges(BlockTable& all, const Session& session, unsigned slot, uint64_
   return any;
 }
 
-// Whether kernels of the session can reach the block there.
+// True if kernels of the session can reach the block there.
 bool isNamed(const Session& session, uint64_t address) {
   BlockTable& all = blocks();
   if (all.counts[session.side()].exchanged.load(std::memory_order_relaxed) == 0) return false;
@@ -140,7 +140,7 @@ void sendPinnedNow(Session* session) {
   std::vector<std::byte> runs;
   {
     std::lock_guard lock(all.mutex);
-    // What changed may name further blocks.
+    // Changed bytes may name further blocks.
     for (bool again = true; again;) {
       again = false;
       for (const auto& [block, base] : all.named[side]) {
@@ -225,9 +225,9 @@ bool changesAreToCome(const Session& session, const void* memory) {
          isNamed(session, reinterpret_cast<uint64_t>(memory));
 }
 
-// Which stream brings what nobody noted, so each context is waited for once: after that all has
-// come that was sent before. What is outstanding then another thread has launched meanwhile, which
-// nothing orders with this call.
+// Nobody noted which stream brings the changes, so each context is waited for once: after that all
+// has come that was sent before. Changes outstanding then are of another thread's later launch,
+// which nothing orders with this call.
 CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bool by_kernel) {
   for (Session* const session : existingSessions()) {
     const bool own = session == &reader;
@@ -236,7 +236,7 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
       return (kernels && session->arrivals().changesOutstanding()) ||
              session->arrivals().bytesOutstanding(address, bytes);
     };
-    // What another session's GPU writes into memory that it shares nobody is told of.
+    // Another session's GPU writes into memory that it shares without notice.
     const bool unseen = !own && isShared(*session, reinterpret_cast<const void*>(address), 1);
     if (!unseen && !comes()) continue;
     const uint64_t current = contextIn(session);

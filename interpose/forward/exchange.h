@@ -24,24 +24,24 @@ class Session;
 /// or in bytes that went to the GPU before. Blocks that an address in [words, + bytes) lies in are
 /// named from now on, for kernels of that session.
 void noteAddresses(const Session* session, const void* words, uint64_t bytes);
-/// Memory of `from`'s devices goes to `to`'s, unseen: what kernels of the one can reach, those of
-/// the other can from now on.
+/// Memory of `from`'s devices goes to `to`'s, unseen: memory that kernels of the one can reach,
+/// those of the other can from now on.
 void noteAddressesOf(const Session* to, const Session* from);
-/// From now on what the program changes in the block, if the session exchanges it, is looked for
-/// before the session's graphs, and what they change comes back.
+/// From now on the program's changes in the block, if the session exchanges it, are looked for
+/// before the session's graphs, and the graphs' changes come back.
 void noteNamed(const Session* session, uint64_t block);
 /// All such blocks, by the worker's addresses.
 std::vector<uint64_t> namedBlocks(const Session* session);
 /// awaitMemory() of them all, by kernel.
 CUresult awaitNamed(const Session& session);
 
-/// Before a launch: what the program changed in all blocks that were ever named goes to the worker,
-/// when nothing is to come for them any more. Returns these blocks: what the kernel changes in them
-/// has to come back.
+/// Before a launch: the program's changes in all blocks that were ever named go to the worker, when
+/// nothing is to come for them any more. Returns these blocks: the kernel's changes in them have to
+/// come back.
 std::vector<uint64_t> sendPinned(Session* session);
-/// The same without waiting: by who may not (a host function's thread).
+/// The same without waiting: for a thread that may not (a host function's).
 void sendPinnedNow(Session* session);
-/// Tells the worker on that side what the program changed, of blocks or of memory of mapThere().
+/// Tells the worker on that side the program's changes, of blocks or of memory of mapThere().
 void sendRuns(Session* session, unsigned side, const std::vector<std::byte>& runs);
 /// Bytes of a block that a kernel changed, from the session's worker on that side. Bytes of no
 /// block are dropped.

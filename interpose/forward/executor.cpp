@@ -183,10 +183,10 @@ CUresult Executor::post(std::vector<std::byte>& record, std::span<const std::byt
 // One of the threads that wait receives, for all of them; the others sleep until their answer is
 // there or it is their turn.
 //
-// Where signals matter no handler of the program's runs on who receives, or waits for its turn: it
-// would keep all answers from who serves what the handler touches. Who waits for the GPU lets
-// signals come every now and then, with nothing in hand, unless it has a lock that it waits under
-// (locks.h).
+// If signals matter, no handler of the program's runs on a thread that receives, or waits for its
+// turn: it would keep all answers from the thread that serves what the handler touches. A thread
+// that waits for the GPU lets signals come every now and then, with nothing in hand, unless it has
+// a lock that it waits under (locks.h).
 bool Executor::receiveFor(Wait& wait, std::chrono::steady_clock::time_point until) {
   std::vector<std::byte> record;
   std::optional<base::HeldSignals> held;  // of who was in this call before signals mattered
@@ -254,7 +254,8 @@ bool Executor::receiveFor(Wait& wait, std::chrono::steady_clock::time_point unti
 
 // The link is down: makes it again, or the executor is lost.
 void Executor::resume() {
-  // Who has heard goodbye ends the link, maybe before its reply is read: no reason for a line.
+  // A worker that has heard goodbye ends the link, maybe before its reply is read: no reason for a
+  // line.
   const bool tells = !leaving_;
   if (tells)
     base::logWarn("gpunode %s: disconnected (%s); connecting again", name_.c_str(),
@@ -310,7 +311,7 @@ void Executor::dispatch(std::vector<std::byte>& record) {
       const std::string why(reinterpret_cast<const char*>(record.data() + sizeof head),
                             record.size() - sizeof head);
       const auto executors = session_.executors();
-      // It knows the other one by its number alone.
+      // The worker knows the other one by its number alone.
       if (head.number != 0 && head.number <= executors.size()) {
         lost("the unified view: its link to the worker of gpunode " +
              executors[head.number - 1]->name() + " is lost");
@@ -331,7 +332,7 @@ void Executor::noteReceived() {
   ++received_;
 }
 
-// What the link has carried, for olpagestat.
+// Counts the link's bytes, for olpagestat.
 void Executor::count() {
   status::LinkBytes* const counted = countedLink(slot_);
   if (counted == nullptr) return;
@@ -348,7 +349,7 @@ void Executor::wake() {
   attendant_.due.notify_one();
 }
 
-// Of none of the program's threads.
+// Sends a record in the name of no thread.
 void Executor::say(Operation operation, uint32_t number) {
   Writer said;
   said.value(CallHead{static_cast<uint16_t>(operation), 0, 0, 0, 0, 0});
@@ -382,7 +383,7 @@ void Executor::attend() {
     if (receives || channel_.readable() || now - looked >= kLook) {
       looked = now;
       std::unique_lock lock(waits_mutex_);
-      // Who waits for an answer receives what comes before it too: only when nobody does.
+      // A thread that waits for an answer receives what comes before it too: only when nobody does.
       const bool idle = !receiving_ && received_ == received_before;
       received_before = received_;
       if (idle) {

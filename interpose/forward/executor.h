@@ -1,15 +1,15 @@
-// An executor: one worker of a gpunode, and the way to it. Records go out in one order, whoever
-// waits for an answer receives by itself. What the program knows of its objects is the session's
+// An executor: one worker of a gpunode, and the way to it. Records go out in one order, a thread
+// that waits for an answer receives by itself. The program's objects belong to the session
 // (session.h): an executor knows no handle, no stream and no memory, only records and waits.
 //
 // States: made -> up (open, start) -> ended (lost, or the program's end); final. Over links that
-// are lost and had again it stays up (connection.h). Who moves it: the thread that opens the
-// session; whoever receives and finds the link gone; atExit.
+// are lost and had again it stays up (connection.h). Transitions are made by the thread that opens
+// the session; by a receiver that finds the link gone; by atExit.
 //
 // Owner: its session, for the life of the process. Threads: the caller's, and one of its own, the
-// attendant, which flushes what nobody waits for and receives when nobody else does. Thread-safety:
-// everything from any thread, but open() and start(). Errors: one line on standard error when the
-// executor is lost, by the session; then results of CUDA.
+// attendant, which flushes records that nobody waits for and receives when nobody else does.
+// Thread-safety: everything from any thread, but open() and start(). Errors: one line on standard
+// error when the executor is lost, by the session; then results of CUDA.
 //
 // Locks: Executor::waits_mutex_ (who waits, who receives) and counting_, each with the channel's
 // below it; that of the attendant, a leaf. None is held while the session hears of a record, and
@@ -53,7 +53,7 @@ struct Wait {
 class Executor {
  public:
   /// At `site`, whose gpunode is told that it is number `slot` of the `slots` workers that the
-  /// program has. What comes by itself `session` hears of.
+  /// program has. Records that come unasked go to `session`.
   Executor(const base::Settings& settings, const Site& site, unsigned slot, unsigned slots,
            Session& session);
   ~Executor();
@@ -65,17 +65,17 @@ class Executor {
   Status open();
   Status start();
 
-  /// Of its site.
+  /// The name of its site.
   const std::string& name() const { return name_; }
-  /// Which of the program's workers it is.
+  /// The number of the worker among the program's.
   unsigned slot() const { return slot_; }
   const Description& description() const { return description_; }
   bool offers(size_t symbol) const {
     return symbol < offered_.size() && offered_[symbol] != std::byte{0};
   }
-  /// Whether the worker is on this host and maps memory that has a descriptor.
+  /// True if the worker is on this host and maps memory that has a descriptor.
   bool sharesMemory() const;
-  /// What the program's worker in `slot` needs to connect to this one.
+  /// The data that the program's worker in `slot` needs to connect to this one.
   void nameToPeer(unsigned slot, struct PeerLinkHead* head, std::string* address) const;
 
   /// How the worker is reached for the pages of a unified view. Once it is open.
@@ -97,13 +97,13 @@ class Executor {
                 bool flush = false);
   /// Sends an operation with one number, of none of the program's threads, now.
   void say(Operation operation, uint32_t number);
-  /// Sends what was posted.
+  /// Sends the posted records.
   void flush() { (void)channel_.flush(); }
   /// Something comes that nobody waits for (Session::comes): the attendant looks.
   void wake();
 
-  /// Its session has ended by what became of another executor: no link is made again, and who waits
-  /// does not any more. False: it has ended already.
+  /// The session has ended with another executor: no link is made again, and waiters give up.
+  /// False: it has ended already.
   bool end(const std::string& why);
   /// The program ends, and waits until the worker has heard so.
   void sayGoodbye();
@@ -137,7 +137,7 @@ class Executor {
   uint64_t received_ = 0;  // records
   std::string why_lost_;
 
-  // The thread that flushes what nobody waits for, and receives when nobody else does.
+  // The thread that flushes records that nobody waits for, and receives when nobody else does.
   struct Attendant {
     std::mutex mutex;
     std::condition_variable due;

@@ -1,5 +1,5 @@
 // Descriptors that stand for exported memory on the program's side: a socket with the token in it,
-// which goes where descriptors go (to children, by SCM_RIGHTS) and is closed by whoever has it. The
+// which goes where descriptors go (to children, by SCM_RIGHTS) and is closed by its holder. The
 // other end stays here; when no process has the descriptor any more, the session hears of it and
 // its worker lets go of the memory. Thread-safety: any thread. Lock: one of its own, a leaf. A
 // thread of its own waits for the ends, from the first export on.

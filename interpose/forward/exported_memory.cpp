@@ -11,7 +11,7 @@
 namespace olpager::forward {
 namespace {
 
-// Of one type, that is not there: names of fabrics and of another system.
+// True for a type that is not there: names of fabrics and of another system.
 bool isOtherType(CUmemAllocationHandleType type) {
   return type == CU_MEM_HANDLE_TYPE_WIN32 || type == CU_MEM_HANDLE_TYPE_WIN32_KMT ||
          type == CU_MEM_HANDLE_TYPE_FABRIC;
@@ -57,7 +57,7 @@ CUresult importFrom(Session* session, const ExportToken& token, CUmemGenericAllo
   return call.taken(result);
 }
 
-// Which of the program's gpunodes it is on nobody knows but they.
+// Only the gpunodes know on which of them it is.
 CUresult importMemory(CUmemGenericAllocationHandle* out, void* os_handle,
                       CUmemAllocationHandleType type) {
   if (isOtherType(type))

@@ -46,7 +46,7 @@ class FreedInOrder {
 
   /// How many have come so far.
   uint64_t count() const;
-  /// Whether one is on its way.
+  /// True if one is on its way.
   bool anyWaits() const;
   /// Waits until it is more than that. False: none is on its way, or none has come for so long.
   bool awaitMore(uint64_t count, std::chrono::milliseconds patience);

@@ -18,7 +18,7 @@ CUresult batchNode(const Target& target, const CUDA_BATCH_MEM_OP_NODE_PARAMS* gi
     return CUDA_ERROR_INVALID_VALUE;
   Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  // What they reach in pinned memory is exchanged at each launch of the graph.
+  // Pinned memory that they reach is exchanged at each launch of the graph.
   for (const CUdeviceptr address : addressesOf(given->paramArray, given->count)) {
     if (isExchanged(*session, address)) noteNamed(session, address);
   }

@@ -58,8 +58,8 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   return finish(call, made);
 }
 
-// Where the worker has a side in the program's memory. Pinned memory it has as a block; of pageable
-// memory it gets a stand-in. It looks at all that the copy can touch.
+// Finds the worker's address of a side in the program's memory. Pinned memory it has as a block; of
+// pageable memory it gets a stand-in. All that the copy can touch is looked at.
 CUresult settleSide(Session* session, const CUDA_MEMCPY3D& box, bool source, StandIns& needed,
                     const void** side) {
   const void* const host = *side;
@@ -80,8 +80,8 @@ CUresult settleSide(Session* session, const CUDA_MEMCPY3D& box, bool source, Sta
   return CUDA_SUCCESS;
 }
 
-// Where the program has a side of a copy that the worker tells of. False: it has not named all of
-// that memory.
+// Finds the program's address of a side of a copy that the worker tells of. False: it has not named
+// all of that memory.
 bool namedSide(const CUDA_MEMCPY3D& box, bool source, uint64_t* host) {
   const Rows rows = rowsOf(reinterpret_cast<const void*>(*host), box, source);
   if (rows.bytes() == 0 || rows.isBeyondAddresses()) return false;
@@ -444,7 +444,7 @@ CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* 
   const auto box = call.reply().value<CUDA_MEMCPY3D>();
   if (!call.reply().ok()) return call.taken(result);
   *out = box;
-  // Of registered and pageable memory the worker has another address. A program may set the node to
+  // The worker has another address of registered and pageable memory. A program may set the node to
   // what it is told: that is memory that the program gave to a copy before.
   uint64_t source = reinterpret_cast<uint64_t>(box.srcHost),
            target = reinterpret_cast<uint64_t>(box.dstHost);

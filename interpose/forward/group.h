@@ -2,11 +2,11 @@
 // group chooses the executor of a call, and gives device memory its places. A session of one
 // executor has no group, and its calls know of none.
 //
-// All executors have the same objects under the same numbers: what makes, changes or ends one goes
-// to all of them, in the same bytes (Goes::kAll). Operations run at one executor at a time, the
-// active one. The group changes which that is when an operation's memory is elsewhere, after all
-// that was sent to the former one is complete: so streams, events and the default stream's rules
-// hold as on one GPU, and nothing has to be ordered between executors.
+// All executors have the same objects under the same numbers: a call that makes, changes or ends
+// one goes to all of them, in the same bytes (Goes::kAll). Operations run at one executor at a
+// time, the active one. The group changes which that is when an operation's memory is elsewhere,
+// after all that was sent to the former one is complete: so streams, events and the default
+// stream's rules hold as on one GPU, and nothing has to be ordered between executors.
 //
 //   active   everything sent since the last move is there. -> moving: an operation is better off
 //            elsewhere (enter)
@@ -124,7 +124,7 @@ class Group {
     bool sent_ = false, kept_ = false;
   };
 
-  /// The program ends: what is lost from now on is nobody's loss.
+  /// The program ends: a loss from now on is nobody's.
   virtual void leaves() = 0;
   /// From now on all calls go to one executor: the active one, or where the program has addresses
   /// of variables the first, whose these are. `what` needs that: told once.
@@ -144,7 +144,7 @@ class Group {
   /// Returns when no call is kept. Not in a turn.
   virtual void awaitKept() = 0;
 
-  /// An event is recorded where operations run, behind what is kept.
+  /// An event is recorded where operations run, behind the kept calls.
   void noteRecord(CUevent event) {
     behindKept([this, event] {
       const std::lock_guard lock(records_mutex_);
@@ -212,7 +212,7 @@ class Group {
 
   virtual unsigned enter(const Uses& uses, Aged* aged, bool* kept) = 0;
   virtual void keep(std::unique_ptr<KeptCall> call) = 0;
-  /// Does that now, or when what is kept has been sent.
+  /// Does that now, or when the kept calls have been sent.
   virtual void behindKept(std::function<void()> what) = 0;
   virtual void leave(bool sent, bool kept, const Aged& aged) = 0;
   virtual Aged draw(unsigned executor) = 0;

@@ -21,10 +21,11 @@ CallHead& headOf(std::vector<std::byte>& record) {
   return *reinterpret_cast<CallHead*>(record.data());
 }
 
-// What a call that is kept brings at most: a copy of it is made.
+// The most bytes of a call that is kept: a copy of it is made.
 constexpr size_t kMostKeptBulk = 64 << 10;
 
-// What has no function of its own. What is not named here asks, or is in a stream.
+// The executors for operations that have no function of their own. Operations not named here ask,
+// or are in a stream.
 Goes whereOperationGoes(Operation operation) {
   switch (operation) {
     case Operation::kLaunch:
@@ -75,13 +76,13 @@ bool launchesGraph(uint16_t function) {
          function == static_cast<uint16_t>(api::Symbol::kCuGraphLaunch_ptsz);
 }
 
-// Of a kernel, or of a graph of them.
+// True for launches of a kernel, or of a graph of them.
 bool launches(uint16_t function) {
   return function == static_cast<uint16_t>(Operation::kLaunch) ||
          function == static_cast<uint16_t>(Operation::kLaunchOnDevices) || launchesGraph(function);
 }
 
-// What binds the program, as it is told.
+// The cause that binds the program, as it is told.
 std::string whatBinds(uint16_t function) {
   switch (static_cast<Operation>(function)) {
     case Operation::kVariable:
@@ -173,7 +174,7 @@ void GroupCall::bindWhereNeeded(std::span<const std::byte> bulk) {
 
 Executor& GroupCall::executor(unsigned number) const { return *session_.executors()[number]; }
 
-// What a stream that captures is told becomes part of a graph, which all executors have.
+// A call about a stream that captures becomes part of a graph, which all executors have.
 Goes GroupCall::whereNow() const {
   const bool in_stream = stream_ && (goes_ == Goes::kActive || goes_ == Goes::kOperates);
   if (!in_stream || !capturing()) return goes_;
@@ -181,8 +182,8 @@ Goes GroupCall::whereNow() const {
 }
 
 // A record that is right for any executor: what it says of pinned memory holds at each of them, and
-// what they get of that is there when all has moved (Executors). What graphs use, and what comes by
-// itself to memory of this process, is said to the active one while the call is made.
+// what they get of that is there when all has moved (Executors). Calls about memory of graphs, and
+// about bytes that come unasked to this process, go to the active one while the call is made.
 bool GroupCall::mayBeKept(uint16_t function, std::span<const std::byte> bulk) const {
   if (!posted_ || only_ || at_ || capturing() || bulk.size() > kMostKeptBulk) return false;
   if (function < api::kSymbolCount)
@@ -222,7 +223,8 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
     addresses_.translate(record, to);
     return send(to, bulk);
   };
-  // It is read while the order is held, which whoever brings managed memory to the CPU needs.
+  // The memory is read while the order is held, which a thread that brings managed memory to the
+  // CPU needs.
   std::vector<std::byte> own;
   if (isManaged(bulk)) bulk = own = {bulk.begin(), bulk.end()};
   bindWhereNeeded(bulk);
@@ -233,8 +235,8 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
     return sendTo(first_);
   }
   if (goes == Goes::kAll && (goes_ == Goes::kAll || !group_.bound())) {
-    // In a turn, so that no operation is sent between two executors' hearing of it. Where all is
-    // bound it goes to the one: as an operation too, since it may make the worker touch memory.
+    // In a turn, so that no operation is sent between two executors' hearing of it. If all is bound
+    // it goes to the one: as an operation too, since it may make the worker touch memory.
     Group::Turn turn(
         group_,
         {.code = code_, .again = true, .may_be_kept = mayBeKept(headOf(record).function, bulk)});

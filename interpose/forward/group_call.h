@@ -33,11 +33,11 @@ class GroupCall {
   /// Each word of [words, + bytes), at multiples of 4, that is an address of the range or of a
   /// variable (group_code.h).
   void usesAddresses(const void* words, uint64_t bytes);
-  /// It asks about an address. Where that is a variable's it goes to the executor whose it is.
+  /// The call asks about an address. A variable's address goes to the executor whose it is.
   void asksAbout(uint64_t address) {
     if (group_.code().variableAt(address) != nullptr) only_ = 0;
   }
-  /// It runs that function, in that context.
+  /// The call runs that function, in that context.
   void runs(uint64_t function, uint64_t context);
   void inStream(CUstream stream, bool per_thread) {
     stream_ = stream;
@@ -56,7 +56,7 @@ class GroupCall {
     return executor(first_).finishWithin(wait, time);
   }
   void leave(const Wait& wait);
-  /// Of a call that was not sent: why.
+  /// The reason why a call was not sent.
   CUresult refusal() const { return refusal_; }
   CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk, bool flush);
 

@@ -30,11 +30,11 @@ struct SharedVariable {
   uint64_t bytes = 0;
   std::vector<uint64_t> at;  // by executor
 
-  /// Whether all executors have it at one address: then memory may hold that.
+  /// True if all executors have it at one address: then memory may hold that.
   bool isAlike() const {
     return std::all_of(at.begin(), at.end(), [&](uint64_t one) { return one == address; });
   }
-  /// Where executor `number` has what the program has at `theirs`, in [address, + bytes).
+  /// Executor `number`'s address for the program's `theirs`, in [address, + bytes).
   uint64_t there(uint64_t theirs, unsigned number) const { return at[number] + theirs - address; }
 };
 
@@ -50,7 +50,7 @@ class GroupCode {
   std::shared_ptr<const SharedVariable> variableAt(uint64_t address) const;
 
   bool anyShared() const { return end_.load(std::memory_order_relaxed) != 0; }
-  /// Whether a word of [words, + bytes), at multiples of 8, is an address of one of them that not
+  /// True if a word of [words, + bytes), at multiples of 8, is an address of one of them that not
   /// all executors have at that address.
   bool names(const void* words, uint64_t bytes) const;
 

@@ -80,7 +80,7 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   makeRegions(block, got, mapped, fd ? fd.get() : -1);
   InSessions calls;
   for (Session* const session : with) {
-    // Where there is no context yet: mapPinned() when there is one.
+    // Without a context yet: mapPinned() when there is one.
     if (with.size() > 1 && contextIn(session) == 0) continue;
     calls.add(allocCall(session, address, mapped, block.sides[session->slot()].region,
                         static_cast<bool>(fd), false));
@@ -123,7 +123,7 @@ CUresult releaseBlock(uint64_t address, bool managed) {
     }
   }
   for (Session* const session : existingSessions()) session->arrivals().awaitBytes(address, mapped);
-  // What is kept may use it, and takes it along to another executor.
+  // Kept calls may use it, and take it along to another executor.
   for (const Session* const session : with)
     if (session->group() != nullptr) session->group()->awaitKept();
   BlockTable& all = blocks();
@@ -221,7 +221,7 @@ void mapPinned(Session* session, uint64_t context) {
 }
 
 CUresult mapThere(Session* session, uint64_t bytes, uint64_t* there) {
-  // What is exchanged with it is known of one worker alone.
+  // The memory exchanged with it is known of one worker alone.
   if (session->group() != nullptr)
     session->group()->bind("a graph that copies memory that is not pinned");
   *there = window().take(bytes);

@@ -1,5 +1,5 @@
-// Blocks of host memory: what the program allocated as pinned or managed memory, which lies in the
-// window (window.h) at the same addresses here and at the workers, what it registered
+// Blocks of host memory: pinned or managed memory that the program allocated, which lies in the
+// window (window.h) at the same addresses here and at the workers, memory that it registered
 // (registered.h), and variables in managed memory. Thread-safety: any thread. Locks: those of the
 // table (block_table.h).
 #pragma once
@@ -27,21 +27,20 @@ struct BlockInfo {
 bool blockAt(uint64_t address, BlockInfo* found);
 /// False: an address that lies in no block for sure. Takes no lock.
 bool mayBeBlock(uint64_t address);
-/// Whether [address, + bytes) is pinned: allocated by cuMemHostAlloc or registered.
+/// True if [address, + bytes) is pinned: allocated by cuMemHostAlloc or registered.
 bool isPinned(const void* address, uint64_t bytes);
-/// Whether [address, + bytes) is one memory with the session's worker, at the same address: the GPU
+/// True if [address, + bytes) is one memory with the session's worker, at the same address: the GPU
 /// copies from and to it by itself, in stream order, and nothing has to be waited for, sent or
 /// looked at.
 bool isShared(const Session& session, const void* address, uint64_t bytes);
-/// Whether the address, as kernels use it, lies in a block of which a worker has a copy of its own:
+/// True if the address, as kernels use it, lies in a block of which a worker has a copy of its own:
 /// of any session, or of this one.
 bool isExchanged(uint64_t address);
 bool isExchanged(const Session& session, uint64_t address);
-/// Where the program sees what kernels see there: of registered memory it is another address than
-/// theirs.
+/// The program's address for an address of kernels': of registered memory the two differ.
 uint64_t hereOf(uint64_t address);
-/// Whether the program has named all of what a worker calls [address, + bytes), as pinned memory or
-/// to a copy in a graph; and where it has that.
+/// True if the program has named all of a worker's [address, + bytes), as pinned memory or to a
+/// copy in a graph; `here`: the program's address of it.
 bool isNamedThere(uint64_t address, uint64_t bytes, uint64_t* here);
 /// Names pinned memory to a session's worker: valid until it is freed or unregistered. False:
 /// [address, + bytes) is not all pinned, or could not be registered.
@@ -60,13 +59,13 @@ void mapPinned(Session* session, uint64_t context);
 /// A variable in managed memory, which is mapped here by now, all zeros as the worker takes it to
 /// be: a block of its own, exchanged from now on.
 void addVariable(Session* session, uint64_t address, uint64_t bytes);
-/// What came for it is in place.
+/// Puts the bytes that came for a variable in place.
 void putVariable(const Session* session, Reader& runs);
-/// `gone` tells the worker. Its memory can be unmapped after that.
+/// `gone` tells the worker. The variable's memory can be unmapped after that.
 void removeVariable(uint64_t address, Call& gone);
 
 /// Exchanged memory of a session's worker alone, in the window, for what is no block; also while
-/// something captures. Its end is the caller's to tell, when nothing uses it.
+/// something captures. The caller tells its end, when nothing uses it.
 CUresult mapThere(Session* session, uint64_t bytes, uint64_t* there);
 void unmapThere(Session* session, uint64_t there);
 

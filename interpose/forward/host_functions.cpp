@@ -142,7 +142,8 @@ void HostFunctions::run() {
     due_.erase(due_.begin());
     const auto found = functions_.find(number);
     if (found == functions_.end()) {  // nobody's: its stream goes on
-      lock.unlock();                  // it may wait for room, and who makes some may need the mutex
+      lock.unlock();                  // it may wait for room, and the thread that makes some may
+                                      // need the mutex
       session_.functionDone(number);
       lock.lock();
       continue;
@@ -152,7 +153,7 @@ void HostFunctions::run() {
     if (!again) functions_.erase(found);
     lock.unlock();
     run(status);
-    // What it changed is there for what is behind it in the stream, and in streams of other
+    // The function's changes are there for what is behind it in the stream, and in streams of other
     // sessions that wait for this one.
     for (Session* const session : existingSessions()) {
       if (session->group() != nullptr) (void)session->group()->giveManaged({.all = true});

@@ -1,6 +1,6 @@
-// What a session's worker tells of when a stream comes to a place: functions of the program's to
-// call, notices for this library. And gates, at which a stream waits until this process opens them.
-// Each has a number of one count.
+// Places in streams at which a session's worker calls back: functions of the program's, and notices
+// for this library. And gates, at which a stream waits until this process opens them. Each has a
+// number of one count.
 //
 // Functions run on a thread of their own, one after the other; notices are taken by the thread that
 // receives. Thread-safety: any thread. Lock: one of its own, a leaf; none is held while a function
@@ -51,18 +51,19 @@ class HostFunctions {
   uint32_t expectGraphEnd();
   void graphDoesNotEnd(uint32_t number);  // it was not launched, or the notice not asked for
 
-  /// Whether there ever were any: other calls than a thread's own may end what it waits for.
+  /// True if there ever were any: other calls than a thread's own may end what it waits for.
   bool everAny() const { return ever_any_.load(); }
-  /// Whether graphs may have host functions in them.
+  /// True if graphs may have host functions in them.
   bool inGraphs() const { return in_graphs_.load(); }
-  /// Whether a host function may still be to run, which may change what this thread is about to
-  /// read. False in a host function itself.
+  /// True if a host function may still be to run that may change what this thread is about to read.
+  /// False in a host function itself.
   bool outstanding() const;
 
-  /// By who receives: the stream has come to the place, or never will.
+  /// By the receiver: the stream has come to the place, or never will.
   void come(uint32_t number, int32_t status);
-  /// No more comes: what the worker has called is called. Of the others CUDA calls callbacks behind
-  /// a failure, with its error, and no host functions; with `leaving` none.
+  /// No more comes: the functions that the worker has called are called. For functions not called
+  /// yet CUDA calls callbacks behind a failure, with its error, and no host functions; with
+  /// `leaving` none.
   void lost(bool leaving);
   /// The thread that calls them.
   void run();

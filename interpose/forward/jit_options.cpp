@@ -38,7 +38,7 @@ void JitOptions::take(Reader& reply) const {
     if (!reply.ok()) return;
     if (isTold(names_[i])) values_[i] = reinterpret_cast<void*>(value);
     if (!isLog(names_[i])) continue;
-    // Its size is given by the option for it, which may stand anywhere.
+    // The size is given by the option for it, which may stand anywhere.
     const auto size_option = names_[i] == CU_JIT_INFO_LOG_BUFFER
                                  ? CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES
                                  : CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;

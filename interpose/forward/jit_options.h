@@ -1,5 +1,5 @@
-// The options that a program gives to the compiler or the linker: sent with the call, and what
-// comes back written to where the program wants it. Thread-safety: one thread at a time. Ownership:
+// The options that a program gives to the compiler or the linker: sent with the call, and the
+// answers written to where the program wants them. Thread-safety: one thread at a time. Ownership:
 // the arrays are copied; the values' array and the logs stay the program's.
 #pragma once
 
@@ -17,7 +17,7 @@ class JitOptions {
   /// CUDA_ERROR_NOT_SUPPORTED, with a line: one that names symbols.
   CUresult read(unsigned count, const CUjit_option* options, void** values);
   void put(Call& call) const;
-  /// Writes the program's logs, and in its values' array what the driver tells there.
+  /// Writes the program's logs, and in its values' array the values that the driver tells there.
   void take(Reader& reply) const;
 
  private:

@@ -17,7 +17,7 @@ CallHead headOf(const std::vector<std::byte>& record) {
 
 }  // namespace
 
-// They are looked for in all arguments, at any byte: there are few of them, and records are short.
+// All arguments are searched, at any byte: there are few addresses, and records are short.
 void AddressesInRecord::translate(std::vector<std::byte>& record, unsigned to) {
   if (addresses_.empty()) return;
   if (!placed_) {

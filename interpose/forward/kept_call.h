@@ -1,7 +1,6 @@
 // A call that nobody waits for, as it is kept on the program's side while all moves to another
-// executor (Group::Turn::keep). It owns what its record brings, and is sent by another thread later
-// as its own thread would have sent it.
-// Thread-safety: belongs to who has it.
+// executor (Group::Turn::keep). The object owns what its record brings, and is sent by another
+// thread later as its own thread would have sent it. Thread-safety: none; belongs to its owner.
 #pragma once
 
 #include <cuda.h>
@@ -21,8 +20,8 @@ namespace olpager::forward {
 
 class Session;
 
-/// Addresses of variables in a record, as the program has them: where they are, and what an
-/// executor gets in their place.
+/// Addresses of variables in a record, as the program has them: their places, and the address that
+/// an executor gets in their place.
 class AddressesInRecord {
  public:
   void add(std::shared_ptr<const SharedVariable> variable, uint64_t theirs) {
@@ -52,14 +51,14 @@ struct KeptCall {
   /// Instead of a call: what is to be done when all before it has been sent.
   std::function<void()> note;
 
-  /// What it takes here.
+  /// The memory that the object takes.
   size_t bytes() const { return record.size() + bulk.size(); }
   /// To that executor, in the call's turn. The result is of nobody's interest: where a record can't
   /// be sent the session is lost.
   void send(Session& session, unsigned executor, const Aged& aged);
 };
 
-/// Whether the record has room for an age.
+/// True if the record has room for an age.
 bool hasAge(const std::vector<std::byte>& record);
 /// Puts the age into a record that has.
 void putAge(std::vector<std::byte>& record, const Aged& aged);

@@ -37,7 +37,7 @@ bool mayBeOne(uint64_t handle, uint64_t other, bool kinds) {
 
 SetAttributes& known() { return *program().parts().set_attributes; }
 
-// What is asked of attributes, as the generated encoder writes it: the attribute, then the handle.
+// A question about attributes, as the generated encoder writes it: the attribute, then the handle.
 struct AttributeQuestion {
   CUfunction_attribute attribute;
   uint64_t handle;
@@ -66,7 +66,7 @@ bool asksForOccupancyOfAnother(size_t function, std::string_view arguments, uint
   return !mayBeOne(asked, handle, true);
 }
 
-// Whether setting this makes the answer another.
+// True if setting this makes the answer another.
 bool changes(const SetAttributes::Key& key, size_t function, std::string_view arguments) {
   const auto [kind, attribute, handle, device] = key;
   AttributeQuestion question{};

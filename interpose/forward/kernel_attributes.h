@@ -17,16 +17,16 @@
 
 namespace olpager::forward {
 
-/// A kernel of a library and its function in a context are two handles of one thing. Which kernel
-/// a function is of is known of those that cuKernelGetFunction gave. Where the program has a
-/// library's module, or that of a function, any function may be one of any kernel.
+/// A kernel of a library and its function in a context are two handles of one thing. The kernel is
+/// known of functions that cuKernelGetFunction gave. If the program has a library's module, or that
+/// of a function, any function may be one of any kernel.
 struct KernelAliases {
   std::shared_mutex mutex;  // a leaf
   std::unordered_map<uint64_t, uint64_t> of_functions;
   bool any = false;
 };
 
-/// What was set of kernels.
+/// Attributes that the program has set of kernels.
 struct SetAttributes {
   enum class Kind { kFunction, kKernel };
   using Key = std::tuple<Kind, CUfunction_attribute, uint64_t, CUdevice>;
@@ -35,16 +35,16 @@ struct SetAttributes {
   std::map<Key, std::set<int>> taken;  // what the driver has taken
 
   bool isSo(const Key& key, int value);
-  /// What was set by another handle of the same kernel is not known any more.
+  /// Values set by another handle of the same kernel become unknown.
   void note(const Key& key, int value);
   bool wasTaken(const Key& key, int value);
 };
 
-/// Whether the answer to this question (a symbol or an Operation, and its arguments as the
+/// True if the answer to this question (a symbol or an Operation, and its arguments as the
 /// generated encoder writes them) may be another after something was set of some kernel.
 bool changesWithKernel(size_t function, std::string_view arguments);
 
-/// What was set may not be so any more.
+/// Set values may not hold any more.
 void forgetSetAttributes();
 
 }  // namespace olpager::forward

@@ -1,6 +1,6 @@
-// What the program's own code says of its kernels. A launch takes each parameter from where the
-// program says, as many bytes as the kernel's code has for it. Where those bytes go the worker
-// tells; how many they are is held against the code itself, or the worker could read what lies
+// Checks kernels' parameters against the program's own code. A launch takes each parameter from
+// where the program says, as many bytes as the kernel's code has for it. The worker tells where
+// those bytes go; their sizes are held against the code itself, or the worker could read what lies
 // behind a parameter.
 //
 // Code that a worker's driver has made (of a linker's inputs) says no more than that worker.
@@ -42,7 +42,7 @@ class KnownCode {
   /// can't be read.
   KnownCode(std::span<const std::byte> image, bool stays);
 
-  /// Whether it has such a kernel that takes as much, or may have.
+  /// True if it has such a kernel that takes as much, or may have.
   bool allows(const std::string& kernel, std::span<const ParameterPlace> places);
   /// Returns when nobody reads the image any more.
   void gone();
@@ -64,19 +64,19 @@ class KnownKernels {
   void loaded(uint64_t owner, Code code);
   /// A module is what a library has in a context.
   void isOf(uint64_t module, uint64_t library);
-  /// The worker's answer to who asked for a kernel of `owner` by its name.
+  /// The worker's answer to the question for a kernel of `owner` by its name.
   void named(uint64_t kernel, uint64_t owner, std::string_view name);
-  /// The worker's answer to who asked for the function of a kernel.
+  /// The worker's answer to the question for the function of a kernel.
   void isFunctionOf(uint64_t function, uint64_t kernel);
-  /// It is unloaded. What functions of libraries' kernels are called goes with a context, whose
-  /// modules are gone then: they have no name any more.
+  /// The module or library is unloaded. The names of libraries' functions go with a context, whose
+  /// modules are gone then.
   void gone(uint64_t owner);
 
-  /// Whether a kernel takes no more than its code says. `name` is asked where it was got without
+  /// True if a kernel takes no more than its code says. `name` is asked where it was got without
   /// one: from a list, or from a graph.
   bool agrees(uint64_t kernel, std::span<const ParameterPlace> places,
               const std::string& name) const;
-  /// Whether it was got by its name.
+  /// True if it was got by its name.
   bool hasName(uint64_t kernel) const;
 
  private:

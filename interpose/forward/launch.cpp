@@ -1,6 +1,6 @@
 // Launches: the parameters are put into one block, by a layout that the worker is asked for once
 // for each kernel, and sent one way, but for the first of a kind, which waits for the driver's
-// answer. What the program changed in pinned memory that they name goes before.
+// answer. The program's changes in pinned memory that they name go before.
 #define XXH_INLINE_ALL  // nothing of it is exported
 #include <xxhash.h>
 
@@ -37,7 +37,7 @@ namespace {
 ParameterLayouts& layouts() { return *program().parts().layouts; }
 TakenLaunches& taken() { return *program().parts().taken_launches; }
 
-// Whether the code that the program loaded says so as well.
+// True if the code that the program loaded says so as well.
 bool agrees(CUfunction function, std::span<const ParameterPlace> places) {
   const KnownKernels& known = *program().parts().known_kernels;
   const auto handle = reinterpret_cast<uint64_t>(function);
@@ -78,8 +78,8 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
 }
 
 // A launch without its grid, its streams and what its parameters hold, in `context`: one kernel of
-// a library runs on all devices, whose limits and settings of it are their own. Of a cooperative
-// one the grid has to fit as well.
+// a library runs on all devices, whose limits and settings of it are their own. The hash of a
+// cooperative one has the grid, which has to fit as well.
 uint64_t hashOf(LaunchHead head, const CUlaunchAttribute* attributes, uint64_t context) {
   head.stream = 0;
   head.per_thread = 0;
@@ -122,7 +122,7 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   noteAddresses(session, block.data(), block.bytes());
   std::vector<uint64_t> pinned;
-  // What is captured is exchanged at each launch of its graph.
+  // A captured launch is exchanged at each launch of its graph.
   const bool captured =
       capturing() && captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0);
   if (!captured) pinned = sendPinned(session);

@@ -63,14 +63,14 @@ CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* o
 /// From an array of pointers, or the buffer that `extra` names.
 CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra,
                         ParameterBlock& block);
-/// Of the driver's answers to launches, those of which this is so: what their kernels may use has
+/// Forgets the driver's answers to launches for which this is true: what their kernels may use has
 /// changed.
 void forgetTakenIf(const std::function<bool(uint64_t function, uint32_t shared)>& is);
 /// Handles may be given out again for other kernels.
 void forgetLayouts();
 
-/// What a launch in this stream returns that the driver has taken: with CUDA_LAUNCH_BLOCKING it is
-/// over then, and tells what has become of it. `per_thread`: what NULL stands for.
+/// The result of a launch in this stream that the driver has taken: with CUDA_LAUNCH_BLOCKING it is
+/// over then, and its failure is told. `per_thread`: what NULL stands for.
 CUresult launchTaken(CUstream stream, bool per_thread);
 
 }  // namespace olpager::forward

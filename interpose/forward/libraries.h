@@ -1,6 +1,6 @@
-// Libraries and their kernels with several sessions. They belong to no context: one handle serves
-// all devices. So each has a number that means the same in every session (kCommonSlot), and each is
-// loaded in all of them. Thread-safety: any thread.
+// Libraries and their kernels with several sessions. Libraries belong to no context: one handle
+// serves all devices. So each has a number that means the same in every session (kCommonSlot), and
+// each is loaded in all of them. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>

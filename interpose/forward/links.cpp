@@ -2,8 +2,8 @@
 // machine; what was linked comes back. The logs and what else the linker tells is written to the
 // program's memory by the calls that add inputs and by the one that completes.
 //
-// States of a linker: there (from cuLinkCreate on) -> gone. Its number is the client's own; its
-// images stay until it goes.
+// States of a linker: there (from cuLinkCreate on) -> gone. The number of a linker is the client's
+// own; its images stay until it goes.
 #include "interpose/forward/links.h"
 
 #include <memory>

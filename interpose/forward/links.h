@@ -20,7 +20,7 @@ struct Linker {
   std::deque<std::vector<std::byte>> images;  // that the program was given
 };
 
-/// Of a session.
+/// The linkers of a session.
 struct Linkers {
   std::mutex mutex;  // a leaf
   std::map<CUlinkState, std::shared_ptr<Linker>> all;

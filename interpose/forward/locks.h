@@ -1,6 +1,6 @@
 // The locks of forwarded mode on the program's side, in the order in which a thread may take them:
 // a thread that holds one takes only later ones. A call (call.h) may take 7 to 12, also for what it
-// receives, so who holds one of those makes no call. No lock is held while a function of the
+// receives, so a holder of one of those makes no call. No lock is held while a function of the
 // program's runs. A launch whose kernel is known takes, as long as no pinned memory is exchanged,
 // the channel's and leaves, these as a reader.
 //
@@ -51,15 +51,15 @@
 // clang-format on
 //
 // Signals. A handler of the program's may touch managed memory of a view, and may stop its thread.
-// What serves such a touch makes calls, which take nearly all of the above. So no handler runs
-// while a thread is in a call of the program's (HeldInCall in all that the program calls:
+// The code that serves such a touch makes calls, which take nearly all of the above. So no handler
+// runs while a thread is in a call of the program's (HeldInCall in all that the program calls:
 // interpose/api/emit_forward.py), nor on threads of ours. Signals come now and then while a thread
 // waits for the GPU (waitsForGpu() in executor.cpp), unless it waits with a lock: the order,
 // ManagedMemory::mutex_ and EventClock::mutex_ are HoldingMutexes for that (base/held_signals.h),
 // and Variables::mutex has HeldSignals beside it. Nobody else waits for the GPU under a lock. None
 // of this asks the system for anything before there is managed memory of a view's.
 //
-// What ends with a context takes AllocationBook::mutex, Captures::mutex and leaves
+// The end of a context takes AllocationBook::mutex, Captures::mutex and leaves
 // (SessionContexts::gone). fork(): Connecting::mutex is new in the child; others may be held there
 // by threads that the child has not, and no function that makes a call comes as far as them: the
 // child has no session.

@@ -1,4 +1,4 @@
-// Natively a driver calls who listens before the call that it logs something of returns. Here the
+// Natively a driver calls the listeners before the call that it logs something of returns. Here the
 // lines come before that call's answer, and the functions run beside it (notifications.h). While
 // somebody listens, each session's worker is told to send what its driver logs.
 //
@@ -102,7 +102,7 @@ CUresult ol_forward_cuLogsUnregisterCallback(CUlogsCallbackHandle handle) {
       if (all.of.erase(number) == 0) return CUDA_ERROR_INVALID_VALUE;
       last = all.of.empty();
     }
-    // Whatever comes of that: what is still sent finds nobody.
+    // The result does not matter: a late message finds nobody.
     if (last) (void)tellWorkers(false);
   }
   std::unique_lock lock(all.mutex);

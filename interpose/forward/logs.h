@@ -1,4 +1,4 @@
-// What the drivers at the workers log, for who has registered a function for it
+// Delivers the logs of the workers' drivers to functions that the program has registered
 // (cuLogsRegisterCallback). Thread-safety: any thread.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace olpager::forward {
 
-/// Who listens, and to which workers that was told.
+/// The listeners, and the workers that know of them.
 struct LogListeners {
   struct Listener {
     CUlogsCallback function;
@@ -30,7 +30,7 @@ struct LogListeners {
   uint64_t called = 0;  // who runs now; 0: nobody
 };
 
-/// By who receives: a line of a worker's driver, of a CUlogLevel.
+/// By the receiver: a line of a worker's driver, of a CUlogLevel.
 void driverLogged(uint32_t level, std::string_view line);
 
 }  // namespace olpager::forward

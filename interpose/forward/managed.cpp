@@ -1,5 +1,5 @@
 // Managed memory as programs see it: blocks of the window (host_blocks.h), and what they were
-// advised about ranges of it. Where memory is, advice does not change here; it is told back.
+// advised about ranges of it. Advice does not change here where memory is; it is told back.
 //
 // Thread-safety: any thread.
 #include "interpose/forward/managed.h"
@@ -92,7 +92,7 @@ CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t c
                                         });
 }
 
-// What is discarded holds anything until it is written again: so also what it holds now.
+// Discarded memory holds anything until it is written again: so also what it holds now.
 CUresult discardAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count,
                     unsigned long long flags, CUstream stream, bool per_thread) {
   std::vector<Part> parts;
@@ -107,7 +107,7 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
   return given().attribute(data, size, attribute, part);
 }
 
-// Whoever may use a block, it stays where it is.
+// The block stays where it is, whoever may use it.
 CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags, CUstream stream,
                 bool per_thread) {
   const auto range = managedAt(address);

@@ -6,9 +6,9 @@
 namespace olpager::forward {
 
 bool isManaged(CUdeviceptr address);
-/// What was said of the managed allocation that began there, which is freed, is forgotten.
+/// Forgets the advice for the managed allocation that began there, which is freed.
 void forgetAdvice(CUdeviceptr address);
-/// What cuMemFree does with a managed allocation.
+/// Frees a managed allocation for cuMemFree.
 CUresult freeManaged(CUdeviceptr address);
 
 }  // namespace olpager::forward

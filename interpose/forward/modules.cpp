@@ -47,7 +47,7 @@ CUresult locate(const void* code, Load& load) {
   return CUDA_SUCCESS;
 }
 
-// Where an image goes, and the number that the library is to have; 0: the worker chooses.
+// The target of an image, and the number that the library is to have; 0: the worker chooses.
 struct To {
   Session* session;
   uint64_t number = 0;
@@ -176,7 +176,7 @@ CUresult load(Operation operation, const void* code, unsigned count, CUjit_optio
   return result;
 }
 
-// Whether a library's options say that its code stays where it is until the library is unloaded.
+// True if a library's options say that its code stays where it is until the library is unloaded.
 bool isPreserved(const CUlibraryOption* options, void* const* values, unsigned count) {
   for (unsigned i = 0; options != nullptr && values != nullptr && i < count; ++i) {
     if (options[i] == CU_LIBRARY_BINARY_IS_PRESERVED) return values[i] != nullptr;

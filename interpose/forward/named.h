@@ -1,4 +1,4 @@
-// What an operation names, where that decides to which executor it goes (group.h).
+// Memory that an operation names, for the choice of its executor (group.h).
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 namespace olpager::forward {
 
 /// Device memory that an operation names: `bytes` from the address on, or with 0 all of the region
-/// that the address is in. What is in no region is nobody's, and left out.
+/// that the address is in. An address in no region is left out.
 struct Named {
   uint64_t address = 0;
   uint64_t bytes = 0;

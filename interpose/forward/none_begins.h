@@ -1,6 +1,6 @@
-// While one of these lives no stream of the program's begins to capture: whoever is about to send
-// what would spoil a capture asks capturing() (captures.h) and sends it meanwhile. Locks: one of
-// its own (locks.h), which who begins a capture has for a moment before the call.
+// While one of these lives no stream of the program's begins to capture: a thread that is about to
+// send what would spoil a capture asks capturing() (captures.h) and sends it meanwhile. Locks: one
+// of its own (locks.h), which who begins a capture has for a moment before the call.
 #pragma once
 
 namespace olpager::forward {

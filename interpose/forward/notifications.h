@@ -1,9 +1,9 @@
 // Functions of the program's that the driver calls when something has happened, and that nobody
-// waits for: destructors of user objects, who listens to the logs. They run here one after the
-// other, on a thread of their own as in the driver, and never on one that receives.
+// waits for: destructors of user objects, who listens to the logs. The functions run here one after
+// the other, on a thread of their own as in the driver, and never on one that receives.
 //
 // States of the thread: none -> runs (at first need), for the process's life. Thread-safety: any
-// thread. Its lock is a leaf, and is not held while a function runs.
+// thread. The lock is a leaf, and is not held while a function runs.
 #pragma once
 
 #include <condition_variable>
@@ -25,7 +25,7 @@ struct Notifications {
 /// Once before the first function is expected; throws where there can be no thread.
 void startNotifications();
 void notify(std::function<void()> function);
-/// Whether the calling thread is the one that runs them.
+/// True if the calling thread is the one that runs them.
 bool inNotification();
 
 }  // namespace olpager::forward

@@ -1,5 +1,5 @@
-// Occupancy where the question has a structure or a function of the program's in it. Which clusters
-// fit is asked the worker, once for the same question; the best size of a block is found here,
+// Occupancy where the question has a structure or a function of the program's in it. The worker is
+// asked which clusters fit, once for the same question; the best size of a block is found here,
 // since the program's function says what shared memory each size takes.
 #include <algorithm>
 

@@ -1,6 +1,5 @@
-// What the driver offers between two devices, where they are of two gpunodes: no access to each
-// other's memory, but waits for each other's events, and copies. Within one gpunode its worker
-// answers.
+// Peer access between two devices of two gpunodes: no access to each other's memory, but waits for
+// each other's events, and copies. Within one gpunode its worker answers.
 #include <algorithm>
 
 #include "interpose/api/forward_functions.h"
@@ -18,7 +17,7 @@ bool ofTwoSessions(CUdevice one, CUdevice other) {
          placeOf(other, &second, &at_worker) && first != second;
 }
 
-// Whose a context is that is not of the current one's session; null: of that.
+// The session of a context that is not of the current one's; null: of that.
 Session* elsewhere(CUcontext context) {
   Session* const session = severalSessions() ? Route().handle(context).session() : nullptr;
   return session != existingSession() ? session : nullptr;

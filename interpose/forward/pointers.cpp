@@ -1,5 +1,5 @@
-// What programs ask about addresses. The worker answers; what it can't know of blocks of the window
-// (how long they are, that they are managed) is put right here.
+// Answers programs' questions about addresses. The worker answers; what it can't know of blocks of
+// the window (how long they are, that they are managed) is put right here.
 #include <cstring>
 
 #include "interpose/api/attribute_bytes.h"
@@ -17,7 +17,7 @@ void put(void* data, T value) {
   std::memcpy(data, &value, sizeof value);
 }
 
-// Of what the program registered, and asked no device pointer of, the worker knows nothing.
+// The worker knows nothing of memory that the program registered, and asked no device pointer of.
 CUresult answerHere(const BlockInfo& block, uint64_t address, CUpointer_attribute attribute,
                     void* data) {
   switch (attribute) {
@@ -62,7 +62,8 @@ CUresult answerHere(const BlockInfo& block, uint64_t address, CUpointer_attribut
 
 CUresult askHere(bool plural, unsigned count, const CUpointer_attribute* attributes,
                  void* const* data, const BlockInfo& block, uint64_t address) {
-  // A device pointer is made for who asks for nothing else: it costs the worker as much memory.
+  // A device pointer is made for a program that asks for nothing else: it costs the worker as much
+  // memory.
   if (!plural && attributes[0] == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) {
     CUdeviceptr device = 0;
     const CUresult result = mirrored(address, &device);

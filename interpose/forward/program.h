@@ -1,15 +1,16 @@
-// The one root of forwarded mode in a program: what is neither constant nor a thread's own is
-// reached from here. Nothing is torn down by a list of calls: an object ends, and with it what it
-// owns.
+// The one root of forwarded mode in a program: all state that is neither constant nor a thread's
+// own is reached from here. Nothing is torn down by a list of calls: an object ends, and with it
+// all that it owns.
 //
-//   Program       lives with the process. Its own members are there from the start, without an
+//   Program       lives with the process. Members of Program are there from the start, without an
 //                 initialization, and are atomics: what each call looks at costs one load.
 //   ProgramParts  one for the process, made at first need: what concerns all sessions.
 //   Session       one for each gpunode (session.h), made by sessions.cpp. SessionParts
 //                 (session_parts.h) is what the client knows of the session's objects.
 //   WhileThere    of a session (session_parts.h): what ends when the session is lost.
-//   Context       of a session, one for each context that something is known of (context.h). Who
-//                 sees a context go drops its object: what ends with a context is a member there.
+//   Context       of a session, one for each context that something is known of (context.h). The
+//                 code that sees a context go drops its object: state that ends with a context is a
+//                 member there.
 //
 // Program, ProgramParts, Session and SessionParts are never destroyed: exit handlers, and threads
 // that outlive them, still call. A forked child keeps ProgramParts and has no session
@@ -60,7 +61,7 @@ struct ThreadNumbers;
 
 inline constexpr unsigned kMostSessions = 16;
 
-/// What concerns all sessions. Each part is described in its own header.
+/// The state that all sessions share. Each part is described in its own header.
 struct ProgramParts {
   ProgramParts();
   ~ProgramParts();
@@ -114,7 +115,7 @@ class Program {
   std::atomic<size_t> capturing{0};                       // streams that capture, in all sessions
   std::atomic<uint32_t> calling_threads{0};               // that have called and have not ended
   std::atomic<void* (*)(api::Symbol)> exported{nullptr};  // symbols.h
-  // Where what links carry is counted, and who says where (counted_links.h).
+  // The counters of links' bytes, and the function that finds them (counted_links.h).
   std::atomic<status::LinksCounters*> links{nullptr};
   std::atomic<status::LinksCounters& (*)()> links_source{nullptr};
   // Told at the end of every program.

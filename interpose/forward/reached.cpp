@@ -43,7 +43,7 @@ CUresult reaching(const Reaching& where, const std::function<CUresult()>& make) 
   for (const CUdeviceptr address : where.addresses) reaches(address);
   for (const CUdeviceptr address : where.further) reaches(address);
   if (any == 0) return make();
-  // What is captured is exchanged at each launch of its graph.
+  // A captured call is exchanged at each launch of its graph.
   const bool captured = capturing() && captures(where.stream, where.per_thread);
   if (!captured) (void)sendPinned(session);
   const CUresult result = make();
@@ -54,7 +54,7 @@ CUresult reaching(const Reaching& where, const std::function<CUresult()>& make) 
 
 namespace {
 
-// Whether two contexts are of two sessions. A copy between them whose memory is not of both names
+// True if two contexts are of two sessions. A copy between them whose memory is not of both names
 // an address of nothing.
 bool ofTwoSessions(CUcontext one, CUcontext other) {
   if (!severalSessions()) return false;
@@ -132,8 +132,7 @@ CUresult ol_forward_cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdevicep
     return ol_forward_generated_cuMemcpyPeer(to, to_context, from, from_context, bytes);
   });
 }
-// Of the calling thread's default stream, which is waited for: the driver has none that says its
-// stream.
+// The calling thread's default stream is waited for: the driver has none that says its stream.
 CUresult ol_forward_cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                                       CUcontext from_context, size_t bytes) {
   if (ofTwoSessions(to, from))

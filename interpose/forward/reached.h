@@ -1,7 +1,7 @@
 // Calls by which the GPU reads or writes memory at addresses that the program gives as device
-// memory (memsets, copies between devices, values written in stream order). Where one lies in an
-// exchanged block (exchange.h), what the program changed goes before the call and what the GPU
-// changes comes back behind it, as with a launch. Thread-safety: any thread.
+// memory (memsets, copies between devices, values written in stream order). If one lies in an
+// exchanged block (exchange.h), the program's changes go before the call and the GPU's come back
+// behind it, as with a launch. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>
@@ -21,7 +21,8 @@ struct Reaching {
   std::span<const CUdeviceptr> further = {};
 };
 
-/// What operations of a stream wait for or write; of more than the driver takes, of the first.
+/// The addresses that operations of a stream wait for or write; the first ones, if there are more
+/// than the driver takes.
 std::vector<CUdeviceptr> addressesOf(const CUstreamBatchMemOpParams* operations, size_t count);
 
 /// Makes the call, which is `make`.

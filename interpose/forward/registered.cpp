@@ -198,8 +198,8 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
       return all.find(address, &base) != nullptr ? CUDA_ERROR_INVALID_VALUE
                                                  : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
-  // What asynchronous copies still move: those that bring bytes, and those that the worker has not
-  // come to.
+  // Asynchronous copies may still move it: those that bring bytes, and those that the worker has
+  // not come to.
   for (Session* const session : existingSessions()) {
     (void)awaitMemory(address, blockBytes(address), *session);
     session->arrivals().awaitBytes(address, blockBytes(address));  // also behind a fault
@@ -228,8 +228,8 @@ CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* poin
   const auto address = reinterpret_cast<uint64_t>(pointer);
   if (!blockAt(address, &block) || block.managed) return CUDA_ERROR_INVALID_VALUE;
   if (block.registered && isMappedShared(block.base, block.bytes)) {
-    // What another process writes while a kernel waits for it would never come: the kernel would
-    // wait for ever.
+    // Writes of another process for which a kernel waits would never come: the kernel would wait
+    // for ever.
     olpager::base::warnOnce("shared memory of processes",
                             "cuMemHostGetDevicePointer: forwarded, kernels can't use registered "
                             "memory that other processes "

@@ -1,6 +1,6 @@
-// Host memory that the program registered. It stays where it is. Workers get memory for it in the
-// window, its *mirror*, when kernels or captured copies are to reach it; the two are exchanged as a
-// block of the window is, until the memory is unregistered.
+// Host memory that the program registered. Registered memory stays where it is. Workers get memory
+// for it in the window, its *mirror*, when kernels or captured copies are to reach it; the two are
+// exchanged as a block of the window is, until the memory is unregistered.
 //
 // Thread-safety: any thread. Locks: BlockTable::mirroring, above the table's others.
 #pragma once
@@ -11,12 +11,12 @@
 
 namespace olpager::forward {
 
-/// Where kernels reach registered memory: its mirror, made now if there is none.
+/// The address at which kernels reach registered memory: its mirror, made now if there is none.
 CUresult mirrored(uint64_t address, CUdeviceptr* out);
 
-/// Where the workers have [address, + bytes) of the program's pinned memory: a block of the window,
-/// or what it registered, for which they get memory as by mirrored(). `there` 0: it is not all
-/// pinned.
+/// The workers' address for [address, + bytes) of the program's pinned memory: a block of the
+/// window, or what it registered, for which they get memory as by mirrored(). `there` 0: it is not
+/// all pinned.
 CUresult pinnedThere(uint64_t address, uint64_t bytes, uint64_t* there);
 
 }  // namespace olpager::forward

@@ -20,7 +20,7 @@ struct Rows {
 
   /// From the first byte to behind the last.
   uint64_t extent() const { return (depth - 1) * layer + (height - 1) * pitch + width; }
-  /// Whether that is more than addresses reach.
+  /// True if that is more than addresses reach.
   bool isBeyondAddresses() const {
     constexpr uint64_t kMost = 1ull << 47;
     return height > kMost / pitch || api::extract::saturatingProduct(layer, depth) > kMost;
@@ -36,7 +36,7 @@ struct Rows {
     }
   }
 
-  /// Whether a byte of [address, + count) is in a row: what lies between the rows is not.
+  /// True if a byte of [address, + count) is in a row: bytes between the rows are not.
   bool touch(uint64_t address, uint64_t count) const {
     const auto begin = reinterpret_cast<uint64_t>(first);
     if (begin >= address + count || address >= begin + extent()) return false;

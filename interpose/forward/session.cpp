@@ -32,7 +32,7 @@
 namespace olpager::forward {
 namespace {
 
-// What is left, as text.
+// The rest of a record, as text.
 std::string_view textOf(Reader& reader) {
   const auto bytes = reader.raw(reader.left());
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -191,8 +191,9 @@ const char* Session::heard(const Executor& executor, const AnswerHead& head, Rea
   return nullptr;
 }
 
-// Its own, else of whoever has put something into this context: a kernel that was not launched is
-// nothing that may seem to have ended well, and its thread may never wait, or be gone.
+// The thread's own failure, else that of another that has put something into this context: a kernel
+// that was not launched is nothing that may seem to have ended well, and its thread may never wait,
+// or be gone.
 CUresult Session::takeFailure(bool tells) {
   if (parts_->failures->to_tell.load(std::memory_order_relaxed) == 0) return CUDA_SUCCESS;
   const uint64_t context = contextIn(this);

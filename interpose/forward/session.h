@@ -105,10 +105,10 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   /// nothingComes() ends that when the record has come, or comes no more.
   void somethingComes();
   void nothingComes(uint32_t count = 1) { coming_.fetch_sub(count); }
-  /// somethingComes(), behind a call that is posted next: that wakes who receives.
+  /// somethingComes(), behind a call that is posted next: that wakes the receiver.
   void somethingComesBehindCall() { coming_.fetch_add(1); }
   bool coming() const { return coming_.load() != 0; }
-  /// Sends what was posted.
+  /// Sends the posted records.
   void flush();
 
   /// The failure of earlier calls in the current context for which no thread waited. Every call
@@ -128,7 +128,7 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   bool ended() const { return ended_.load(); }
 
   // By the executor, which holds no lock meanwhile.
-  /// A record that nobody waits for. Returns what is wrong with it, or null.
+  /// A record that nobody waits for. Returns its fault, or null.
   const char* heard(const Executor& executor, const AnswerHead& head, Reader body);
   /// The line that an executor is lost for good, if it is the first; `leaving`: since goodbye was
   /// said. Before any call says so by its result: the program may end at once then.

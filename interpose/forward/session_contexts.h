@@ -1,7 +1,6 @@
-// Which contexts a session has, and what is known of each. Contexts are made and destroyed at the
-// worker; what is current is each thread's own (contexts.h). Thread-safety: any thread. Lock: one
-// of each session's own, SessionContexts::mutex, above StreamIndex::mutex alone; a Context ends
-// without it.
+// The contexts of a session, and the record of each. Contexts are made and destroyed at the worker;
+// what is current is each thread's own (contexts.h). Thread-safety: any thread. Lock: one of each
+// session's own, SessionContexts::mutex, above StreamIndex::mutex alone; a Context ends without it.
 #pragma once
 
 #include <cuda.h>
@@ -30,7 +29,7 @@ class SessionContexts {
     std::lock_guard lock(mutex_);
     (void)at(number);
   }
-  /// `use` gets what is known of it, and is called under the mutex.
+  /// `use` gets the record, and is called under the mutex.
   template <typename Use>
   auto with(uint64_t number, Use use) {
     std::lock_guard lock(mutex_);
@@ -46,7 +45,8 @@ class SessionContexts {
   /// The program has made it, or retained a primary one: it is there.
   void made(uint64_t number, CUdevice device);
   void retained(uint64_t primary);
-  /// The program's count of a primary one goes down, or is none any more. Whether it is 0 now.
+  /// The program's count of a primary one goes down, or is none any more. Returns true if that
+  /// count is 0 now.
   bool released(uint64_t primary, bool reset);
   /// The context is gone, and all that ends with it.
   void gone(uint64_t number);
@@ -69,7 +69,7 @@ class SessionContexts {
   /// False: it has been destroyed meanwhile.
   bool greenStandsFor(uint64_t green, uint64_t context);
   bool green(uint64_t number, Green* found) const;  // false: it is not known
-  /// Whether the program has retained the device's primary context, or has another green one of it.
+  /// True if the program has retained the device's primary context, or has another green one of it.
   bool isKept(CUdevice device, uint64_t primary, uint64_t without_green) const;
   void greenGone(uint64_t green);
   /// The device of the green context that this one stands for; false: of none.

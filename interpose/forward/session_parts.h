@@ -1,4 +1,4 @@
-// What the client knows of one session's objects, beside the connection itself (session.h). Made
+// The client's records of one session's objects, beside the connection itself (session.h). Made
 // with the session, never destroyed. Thread-safety: any thread; each part has locks of its own
 // (locks.h).
 #pragma once
@@ -25,7 +25,7 @@ struct ToldNodes;
 struct Trips;
 struct Variables;
 
-/// What ends when the session is lost: the worker would have to tell of it, or to be told.
+/// State that ends when the session is lost: the worker would have to tell of it, or to be told.
 struct WhileThere {
   UserObjects user_objects;
   Captures captures;

@@ -37,8 +37,9 @@ void childAfterFork() {
   // The parent's lock may be held by a thread that the child does not have: the child's is new.
   new (&connecting().mutex) std::mutex;
   connecting().tried = false;
-  // What reaches workers, which would else take the child for their client; also of a session that
-  // is being made. The transport's threads are not here, so nobody else uses it.
+  // Closes the descriptors that reach workers, which would else take the child for their client;
+  // also of a session that is being made. The transport's threads are not here, so nobody else uses
+  // it.
   transport::closeInForkedChild();
   for (const Session* const session : parents) {
     if (session->initialized()) program().forked.store(true);
@@ -81,7 +82,7 @@ Status connectAll(const base::Settings& settings, const View& view, std::vector<
   std::vector<std::future<Status>> opened;
   for (unsigned slot = 0; slot < slots; slot += each) {
     all.push_back(new Session(settings, sites.subspan(slot, each), slot, slots));
-    // What was begun stays when another fails: threads may still use it.
+    // Sessions that were begun stay when another fails: threads may still use them.
     if (slot > 0)
       opened.push_back(
           std::async(std::launch::async, [session = all.back()] { return session->open(); }));

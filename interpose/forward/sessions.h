@@ -3,8 +3,8 @@
 // a call.
 //
 // States: none -> up (all of them, at first need) -> none in a forked child. One that is lost stays
-// in its place: calls to it fail, the others go on. They are never destroyed. Thread-safety: any
-// thread. Errors: one line on standard error when one can't be had.
+// in its place: calls to it fail, the others go on. Sessions are never destroyed. Thread-safety:
+// any thread. Errors: one line on standard error when one can't be had.
 #pragma once
 
 #include <cuda.h>
@@ -28,13 +28,13 @@ static_assert(kMostSessions >= base::kMostGpunodes && kMostSessions <= kCommonSl
 
 /// How the program sees the GPUs of its sessions, where that is not each as a device.
 struct View {
-  /// Whether sessions that have started can be seen so. The Error says why not.
+  /// Ok if sessions that have started can be seen so. The Error says why not.
   Status (*accepts)(std::span<Session* const> all) = nullptr;
-  /// What a symbol leads to in place of forwarded mode's function; null: that.
+  /// The function behind a symbol instead of forwarded mode's; null: that.
   void* (*function)(api::Symbol symbol) = nullptr;
 };
 
-/// What the program's sessions are made with, and that they are made once.
+/// Makes the program's sessions, once.
 struct Connecting {
   std::mutex mutex;  // held while they are connected
   base::Settings settings;
@@ -53,13 +53,13 @@ std::span<Session* const> sessions();
 std::span<Session* const> existingSessions();
 bool inForkedChild();
 
-/// Whether the program has more than one.
+/// True if the program has more than one.
 inline bool severalSessions() {
   return program().session_count.load(std::memory_order_relaxed) > 1;
 }
 
-/// Whose a handle is; null: nobody's, or it means the same in all of them. In the unified view they
-/// are all of one.
+/// The session of a handle; null: none, or it means the same in all of them. In the unified view
+/// they are all of one.
 Session* sessionOfHandle(uint64_t handle);
 /// In whose part of the range of addresses it is; null: in nobody's. No memory of the program's
 /// lies there.
@@ -67,15 +67,15 @@ Session* sessionOfRange(uint64_t address);
 /// In whose part of the range of addresses, or among whose noted memory outside of it, an address
 /// is; null: in nobody's.
 Session* sessionOfAddress(uint64_t address);
-/// Of the calling thread's current context, else the first. Connects at first need; null as
-/// sessions().
+/// The session of the calling thread's current context, else the first. Connects at first need;
+/// null as sessions().
 Session* currentSession();
 /// The same without connecting.
 Session* existingSession();
 /// The program's session where it has several executors (group.h); null: it has none that has.
 Session* sessionOfGroup();
 
-/// Which session a call goes to: that of the first of its arguments that belongs to one, else of
+/// Chooses the session for a call: that of the first of its arguments that belongs to one, else of
 /// the current context.
 class Route {
  public:

@@ -1,4 +1,4 @@
-// Whether memory of the program's own is mapped such that other processes may have it too
+// Tells if memory of the program's own is mapped such that other processes may have it too
 // (MAP_SHARED: POSIX segments, files, memfds). Thread-safety: any thread; a mapping that changes
 // meanwhile may count either way.
 #pragma once
@@ -7,7 +7,8 @@
 
 namespace olpager::forward {
 
-/// True where any of [address, + bytes) is. Reads the system's list of mappings: for what is rare.
+/// True where any of [address, + bytes) is. Reads the system's list of mappings: for rare
+/// questions.
 bool isMappedShared(uint64_t address, uint64_t bytes);
 
 }  // namespace olpager::forward

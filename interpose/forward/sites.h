@@ -1,5 +1,5 @@
-// Where a program's executors are: at which gpunode, and with which of its GPUs. Thread-safety: any
-// thread. Blocks while gpunodes are asked, for some seconds at most.
+// Finds the sites of a program's executors: each a gpunode, and some of its GPUs. Thread-safety:
+// any thread. Blocks while gpunodes are asked, for some seconds at most.
 #pragma once
 
 #include <string>

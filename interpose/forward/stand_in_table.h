@@ -1,6 +1,6 @@
 // The table of a session's stand-ins (stand_ins.h, which is the face).
 //
-// Locks: StandInTable::send_mutex, under which what changed goes in the order in which it was seen;
+// Locks: StandInTable::send_mutex, under which changes go in the order in which they were seen;
 // below it StandInTable::mutex; below that the one of SpareStandIns. Calls are made under the first
 // alone.
 #pragma once

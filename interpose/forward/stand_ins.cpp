@@ -36,14 +36,14 @@ using Place = StandInPlace;
 using StreamOf = StandInTable::StreamOf;
 
 StandInTable& tableOf(const Session& session) { return *session.parts().stand_ins; }
-// Of the session of a graph, an executable graph or a node; null: there is none.
+// The table of the session of a graph, an executable graph or a node; null: there is none.
 template <typename Handle>
 StandInTable* tableFor(Handle handle) {
   const Session* const session = Route().handle(handle).session();
   return session != nullptr ? &tableOf(*session) : nullptr;
 }
 
-// What launches used that are over by now.
+// Takes the stand-ins of launches that are over by now.
 StandIns takeOver(StandInTable& all, Session* session) {
   const auto there = session->parts().whileThere();
   const std::lock_guard lock(all.mutex);
@@ -299,7 +299,8 @@ CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bo
         session->functions().inGraphs() ? namedBlocks(session) : std::vector<uint64_t>{};
     return blocks.empty() ? CUDA_SUCCESS : sendTo(session, stream, per_thread, blocks, {});
   }
-  // What the program's functions before the launch in streams still change is read after them.
+  // Changes that the program's functions before the launch in streams still make are read after
+  // them.
   if (const CUresult error = awaitFunctions(session, stream, per_thread); error != CUDA_SUCCESS)
     return error;
   StandInTable& known = tableOf(*session);

@@ -18,14 +18,14 @@ constexpr auto kRetry = 30s;  // a pair that could not be linked
 
 using Pair = PeerLinks::Pair;
 
-// The worker of `from` connects to that of `to`. What it says: how, or why not. `result`: whether
+// The worker of `from` connects to that of `to`. The answer says how, or why not. `result`: whether
 // it could be asked.
 PeerLinked connect(Session& from, Session& to, std::string* text, CUresult* result) {
   Call call(Operation::kPeerLink, &from);
   return linkWorker(call, from.slot(), to.executor(), text, result);
 }
 
-// Which link there is, made if need be; kNo: none.
+// The link between them, made if need be; kNo: none.
 PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
   std::lock_guard lock(pair.mutex);
   if (pair.linked == PeerLinked::kNo && Clock::now() >= pair.retry) {
@@ -41,8 +41,7 @@ PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
     ++pair.link;
     if (pair.linked != PeerLinked::kNo) {
       base::logInfo("copies between gpunodes %s and %s go straight: %s",
-                    low.executor().name().c_str(), high.executor().name().c_str(),
-                    how.c_str());
+                    low.executor().name().c_str(), high.executor().name().c_str(), how.c_str());
     } else {
       pair.retry = Clock::now() + kRetry;
       if (!pair.told)

@@ -1,6 +1,6 @@
 // Copies between devices of two gpunodes that go straight from worker to worker
 // (docs/internals/forwarding.md). Two workers are linked at the first copy between them: the one of
-// the lower slot connects, or, where that can't be, the other one. Where neither reaches the other,
+// the lower slot connects, or, where that can't be, the other one. If neither reaches the other,
 // copies go through this process: told once, and tried again at long intervals.
 //
 // States of a pair: unlinked -> linked -> unlinked (lost) ...; refused, for a time. Thread-safety:

@@ -85,8 +85,8 @@ CUresult ol_forward_cuDriverGetVersion(int* version) {
   return CUDA_SUCCESS;
 }
 
-// Who reports a failure asks for its name, also where no session came to be or it is lost. The
-// gpunode's driver may know more codes than we.
+// A program that reports a failure asks for its name, also where no session came to be or it is
+// lost. The gpunode's driver may know more codes than we.
 CUresult ol_forward_cuGetErrorName(CUresult error, const char** name) {
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *name = olpager::api::errorName(error);

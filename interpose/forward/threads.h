@@ -1,4 +1,4 @@
-// The program's threads that call: what the worker knows each by, and how many there are.
+// The program's threads that call: the worker's name for each, and their number.
 //
 // Thread-safety: any thread; no lock is held by the caller's side. Lock: a leaf of its own.
 #pragma once

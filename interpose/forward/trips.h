@@ -1,5 +1,6 @@
-// Which calls a program waited for, and how long: told at its end with OL_LOG=debug. A program that
-// is slow in forwarded mode is slow by these. Thread-safety: any thread, no locks.
+// Counts round trips: the calls that a program waited for, and how long; told at its end with
+// OL_LOG=debug. A program that is slow in forwarded mode is slow by these. Thread-safety: any
+// thread, no locks.
 #pragma once
 
 #include <atomic>
@@ -12,7 +13,7 @@ namespace olpager::forward {
 
 class Session;
 
-/// Of a session.
+/// The counts of a session.
 struct Trips {
   Tally trips;
   std::atomic<uint64_t> launches{0}, exchanges{0};

@@ -1,6 +1,6 @@
-// Memory that the CPU and a running kernel both look at: what the program changes in a block of
-// which the worker has a copy goes with the next launch. A kernel that waits for it before that
-// waits for ever, and so does who waits for the kernel. Thread-safety: any thread. Locks: the block
+// Memory that the CPU and a running kernel both look at: the program's changes in a block of which
+// the worker has a copy go with the next launch. A kernel that waits for it before that waits for
+// ever, and so does a thread that waits for the kernel. Thread-safety: any thread. Locks: the block
 // table's (block_table.h).
 #pragma once
 
@@ -10,10 +10,10 @@ namespace olpager::forward {
 
 class Session;
 
-/// How long who waits does so without a word.
+/// How long a thread waits without a word.
 inline constexpr std::chrono::seconds kForUnsent{5};
 
-/// Whether the program has changed a block that kernels reach, and no launch has brought that to
+/// True if the program has changed a block that kernels reach, and no launch has brought that to
 /// the worker.
 bool hasUnsent(const Session& session);
 /// A line, once, where that is so.

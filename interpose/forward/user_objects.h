@@ -1,5 +1,5 @@
 // User objects: the driver at the worker counts who holds one, the program's destructor is called
-// here when it says that nobody does any more. Thread-safety: any thread. Its lock is a leaf.
+// here when it says that nobody does any more. Thread-safety: any thread. The lock is a leaf.
 #pragma once
 
 #include <cuda.h>
@@ -29,7 +29,7 @@ class UserObjects {
   std::unordered_map<uint64_t, Destructor> of_;  // by number
 };
 
-/// By who receives.
+/// By the receiver.
 void userObjectGone(Session& session, uint64_t number);
 /// As cuUserObjectCreate, in the session.
 CUresult createUserObject(Session* session, CUuserObject* out, void* data, CUhostFn destroy,

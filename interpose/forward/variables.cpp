@@ -1,7 +1,7 @@
 // Variables of modules and libraries. A __managed__ one lies where the gpunode's driver has placed
 // it, and the code that uses it has that address in it: so the program gets memory at the same
 // address, when it asks for the variable (the runtime does that before the program's first use),
-// and the two are exchanged as managed memory of the window is (exchange.h). Where the program has
+// and the two are exchanged as managed memory of the window is (exchange.h). If the program has
 // something else there already, it is refused.
 //
 // A variable: unknown -> adopted (by the first who asks for it) -> gone (before its library, or its
@@ -120,7 +120,7 @@ const char* wrongPlace(const Variables& known, uint64_t address, uint64_t bytes)
 void forget(Variables& known, uint64_t address) {
   const auto found = known.all.find(address);
   const Variable variable = found->second;
-  // What asynchronous copies still move.
+  // Asynchronous copies may still move it.
   (void)awaitMemory(address, variable.bytes, *variable.session);
   Gone gone(variable.session, address);
   removeVariable(address, gone);
@@ -173,7 +173,7 @@ CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variabl
       return isRefused(why);
     }
   }
-  // The block needs as much memory again. Where there is none, nothing stays of the variable.
+  // The block needs as much memory again. If there is none, nothing stays of the variable.
   Mapped mapped(pages);
   try {
     addVariable(session, address, bytes);
@@ -189,7 +189,7 @@ CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variabl
   return result;
 }
 
-// Under the mutex. Whose it is; false: what the module is of is not known.
+// Under the mutex. Finds the variable's owner; false: what the module is of is not known.
 bool ownerOf(const Variables& known, VariableKind kind, uint64_t owner, Variable* variable) {
   variable->owner = owner;
   if (kind != VariableKind::kModule) return true;

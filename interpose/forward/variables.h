@@ -1,4 +1,5 @@
-// Variables of modules and libraries, and what goes with these. Thread-safety: any thread.
+// Variables of modules and libraries, and the records that go with these. Thread-safety: any
+// thread.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +14,7 @@ namespace olpager::forward {
 
 class Session;
 
-/// Of a session: variables in managed memory that are here, and what modules are of.
+/// A session's variables in managed memory that are here, and the libraries of modules.
 struct Variables {
   struct Variable {
     uint64_t bytes = 0;

@@ -23,13 +23,13 @@ namespace {
 
 using pager::ReachSet;
 
-// Of a free, beside a capture that the pager knows of and does not tell of yet, or no more: half a
+// For a free beside a capture that the pager knows of and does not tell of yet, or no more: half a
 // second or more.
 constexpr unsigned kMostRefusals = 5000;
 // Beside one that it does not know of: the driver may have answered just before it ended.
 constexpr unsigned kMostStrangers = 20;
 
-// What a graph, or a capture on its way to one, is known to reach.
+// The memory that a graph, or a capture on its way to one, is known to reach.
 struct Content {
   ReachSet captured;                      // by captured calls: of no node by name
   std::map<CUgraphNode, ReachSet> nodes;  // by nodes added through the API
@@ -156,8 +156,8 @@ struct Ended {
   Ended& operator=(const Ended&) = delete;
 };
 
-// What an executable graph that is launched from the device is to have pinned from now on, and what
-// it had. Under the mutex; then applyPins without it.
+// The pins of an executable graph that is launched from the device: the new ones, and those that it
+// had. Under the mutex; then applyPins without it.
 struct Repin {
   std::vector<uint64_t> addresses;
   std::vector<Pin> before;
@@ -405,8 +405,8 @@ void graphCloned(CUgraph clone, CUgraph original) {
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(original);
   if (found == all.graphs.end()) return;
-  // What the clone's nodes reach is the same, but by handles of their own: a change of the
-  // original's is none of theirs.
+  // The clone's nodes reach the same, but by handles of their own: a change of the original's is
+  // none of theirs.
   copy = std::make_shared<Content>();
   gather(all, *found->second, copy->captured, copy->memory);
   all.graphs[clone].swap(copy);
@@ -421,7 +421,7 @@ void graphReach(CUgraph graph, ReachSet& into) {
   for (const auto& [node, set] : all.changed) into.add(set);
 }
 
-// What is known of something that is about to go. Destroyed without the mutex: it frees memory of
+// The record of something that is about to go. Destroyed without the mutex: it frees memory of
 // graphs.
 struct Leaving {
   struct Node {
@@ -493,8 +493,8 @@ LeavingPtr nodeLeaves(CUgraphNode node) {
   std::lock_guard lock(all.mutex);
   takeChanged(all, node, *leaving);
   for (auto& [handle, content] : all.graphs) {
-    // Its place first: what is taken may not go under the mutex, which the end of a graph's memory
-    // takes.
+    // The place is made first: the taken entry may not go under the mutex, which the end of a
+    // graph's memory takes.
     Leaving::Node& taken = leaving->nodes.emplace_back();
     taken.of = content;
     taken.reach = content->nodes.extract(node);

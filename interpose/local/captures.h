@@ -1,8 +1,8 @@
-// What captures and graphs reach. An operation that a stream captures does not run now: what it
-// names is gathered for the capture, goes to the graph that ends it, from there to every executable
-// graph made of it, and is made resident at each launch. Every way in which a node gets into a
-// graph passes here (a captured call, cuGraphAdd*, SetParams, a child graph, a clone), so a graph
-// is never walked.
+// The memory that captures and graphs reach. An operation that a stream captures does not run now:
+// what it names is gathered for the capture, goes to the graph that ends it, from there to every
+// executable graph made of it, and is made resident at each launch. Every way in which a node gets
+// into a graph passes here (a captured call, cuGraphAdd*, SetParams, a child graph, a clone), so a
+// graph is never walked.
 //
 // So does what becomes of memory that is allocated inside captures (graph_memory.h).
 //
@@ -39,11 +39,11 @@ inline constexpr uint64_t kInvalidatedCapture = UINT64_MAX;
 // --- captures ------------------------------------------------------------------------------------
 /// A capture has begun on `stream`.
 void captureBegan(const pager::StreamKey& stream);
-/// It has ended: `graph` is what it made, nullptr when it failed.
+/// The capture has ended: `graph` is its result, nullptr when it failed.
 void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph);
-/// The stream is about to be destroyed, with the capture that began on it. What the capture had is
+/// The stream is about to be destroyed, with the capture that began on it. The capture's memory is
 /// freed with the pointer, which is dropped once the driver has destroyed the stream: a free waits
-/// for what a stream that captures keeps from being waited for.
+/// for the context, which a stream that captures forbids.
 struct GoneCaptures;
 using GoneCapturesPtr = std::shared_ptr<GoneCaptures>;
 GoneCapturesPtr captureStreamGone(const pager::StreamKey& stream);
@@ -70,12 +70,12 @@ void graphCloned(CUgraph clone, CUgraph original);
 void graphReach(CUgraph graph, pager::ReachSet& into);
 /// A node of `graph` frees memory of a graph.
 CUresult graphFrees(CUgraph graph, CUdeviceptr address);
-/// Of its conditional nodes.
+/// The bodies of its conditional nodes.
 std::vector<CUgraph> graphBodies(CUgraph graph);
 
 // --- executable graphs ---------------------------------------------------------------------------
-/// `exec` was made of `graph`, with these flags, or updated to it (0). What kernels may launch
-/// stays all in VRAM.
+/// `exec` was made of `graph`, with these flags, or updated to it (0). A graph that kernels may
+/// launch stays all in VRAM.
 void execMade(CUgraphExec exec, CUgraph graph, unsigned long long flags);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
@@ -83,7 +83,7 @@ void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void execReach(CUgraphExec exec, pager::ReachSet& into);
 /// The same for a launch of it. Returns what is known of the one before.
 LaunchBefore execLaunches(CUgraphExec exec, pager::ReachSet& into);
-/// It was launched in `stream`. `before`: from execLaunches().
+/// `exec` was launched in `stream`. `before`: from execLaunches().
 void execLaunched(CUgraphExec exec, const pager::StreamKey& stream, const LaunchBefore& before);
 /// The stream is about to be destroyed.
 void launchStreamGone(const pager::StreamKey& stream);
@@ -101,11 +101,11 @@ LeavingPtr graphLeaves(CUgraph graph, const std::vector<CUgraphNode>& nodes);
 LeavingPtr nodeLeaves(CUgraphNode node);
 LeavingPtr execLeaves(CUgraphExec exec);
 void stays(Leaving& leaving);
-/// Whether something is known of nodes whose graph is not: captured ones, and those of clones and
+/// True if something is known of nodes whose graph is not: captured ones, and those of clones and
 /// child graphs, that were changed.
 bool anyNodeOfUnknownGraph();
 
-/// What native CUDA answers to an allocation or a free by this thread while some stream captures:
+/// The answer of native CUDA to an allocation or a free by this thread while some stream captures:
 /// in a mode that forbids such calls an error, and the capture is spoiled. CUDA_SUCCESS, without a
 /// call of the driver, while nothing captures.
 CUresult refusedByCapture();

@@ -6,8 +6,8 @@ namespace olpager::local {
 
 namespace {
 
-// Thread-locals of the initial-exec model: found without a call. They are few bytes, which the
-// loader's reserve holds also when this library is opened at run time.
+// Thread-locals of the initial-exec model: found without a call. The few bytes fit the loader's
+// reserve also when this library is opened at run time.
 #define OLPAGER_THREAD __attribute__((tls_model("initial-exec"))) thread_local
 
 struct RememberedDevice {

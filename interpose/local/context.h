@@ -1,4 +1,4 @@
-// Which context, device and stream a call is about.
+// Finds the context, device and stream of a call.
 #pragma once
 
 #include <optional>
@@ -29,8 +29,8 @@ inline CUmemLocation memoryOf(CUdevice device) {
   return location;
 }
 
-/// Where memory that the calling thread allocates is: in the current context, or the primary one of
-/// a green context that is current. CUDA_ERROR_INVALID_CONTEXT without a current context.
+/// The place of memory that the calling thread allocates: in the current context, or the primary
+/// one of a green context that is current. CUDA_ERROR_INVALID_CONTEXT without a current context.
 CUresult currentPlace(Place* place);
 
 /// The device of `context`, asked of the driver once per thread and context.
@@ -59,7 +59,7 @@ class Within {
   std::optional<pager::InContext<api::DriverTable>> pushed_;
 };
 
-/// A context is about to go: what threads remember of contexts is asked again.
+/// A context is about to go: threads ask again for what they remember of contexts.
 void forgetContexts();
 
 /// A number for the calling thread, never given twice.

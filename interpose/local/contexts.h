@@ -1,4 +1,4 @@
-// What is known of contexts beyond the calling thread's. Thread-safety: any thread. Lock:
+// Facts about contexts beyond the calling thread's. Thread-safety: any thread. Lock:
 // PrimaryContexts::mutex.
 #pragma once
 

@@ -93,7 +93,7 @@ constexpr char kCacheMagic[] = "glibc-ld.so.cache1.1";
 constexpr char kOldCacheMagic[] = "ld.so-1.7.0";
 constexpr int32_t kFlagX8664Libc6 = 0x0303;
 
-// Where the modern cache begins: at the start, or behind an old-format one.
+// The start of the modern cache: at the start, or behind an old-format one.
 size_t findCache(const std::string& bytes) {
   if (bytes.compare(0, sizeof(kCacheMagic) - 1, kCacheMagic) == 0) return 0;
   if (bytes.compare(0, sizeof(kOldCacheMagic) - 1, kOldCacheMagic) == 0)

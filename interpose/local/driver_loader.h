@@ -20,9 +20,9 @@ struct LoadedDriver {
 /// files and may allocate.
 Result<LoadedDriver> loadDriver(const std::string& setting);
 
-/// Where the loader would look for libcuda.so.1, in its order: LD_LIBRARY_PATH, the ldconfig cache,
-/// the system's folders, then the folders in which containers and WSL put the driver. Existing
-/// files only; neither us nor a toolkit's stubs.
+/// The files where the loader would look for libcuda.so.1, in its order: LD_LIBRARY_PATH, the
+/// ldconfig cache, the system's folders, then the folders in which containers and WSL put the
+/// driver. Existing files only; neither us nor a toolkit's stubs.
 std::vector<std::string> driverCandidates();
 
 /// The paths that an ldconfig cache gives for `name` (64-bit x86 entries of the format

@@ -7,8 +7,8 @@ namespace olpager::local {
 
 namespace {
 
-// What the headers are that this was built with: a runtime of that version then goes on to cuInit,
-// whose answer says what is wrong better than "driver too old".
+// The version is that of the headers that this was built with: a runtime of that version then goes
+// on to cuInit, whose answer says what is wrong better than "driver too old".
 CUresult driverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *version = CUDA_VERSION;

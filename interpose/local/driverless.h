@@ -1,4 +1,4 @@
-// What libcuda's names lead to when no driver could be loaded: enough for a program to come to
+// Functions for libcuda's names when no driver could be loaded: enough for a program to come to
 // cuInit and be told.
 #pragma once
 

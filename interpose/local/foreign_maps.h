@@ -1,7 +1,7 @@
 // Mappings of the driver's own handles (exportable, imported, multicast or compressed memory) at
-// addresses of the range that the program reserved. They are the driver's for good: always mapped,
-// never moved. Thread-safety: any thread. Lock: ForeignMaps::mutex; none while there is no such
-// mapping.
+// addresses of the range that the program reserved. The mappings are the driver's for good: always
+// mapped, never moved. Thread-safety: any thread. Lock: ForeignMaps::mutex; none while there is no
+// such mapping.
 #pragma once
 
 #include <cuda.h>

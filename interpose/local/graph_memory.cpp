@@ -200,8 +200,8 @@ void graphMemoryOfContextGone() {
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
                                  // functions
 
-// The driver's own memory of graphs, and the pager's. Of the most the sum is told: the two need not
-// have had theirs at the same time.
+// The driver's own memory of graphs, and the pager's. For the most bytes the sum is told: the two
+// need not have had theirs at the same time.
 OLPAGER_HOOK(cuDeviceGetGraphMemAttribute)
 (CUdevice device, CUgraphMem_attribute attribute, void* value) {
   const CUresult result = driver().cuDeviceGetGraphMemAttribute(device, attribute, value);

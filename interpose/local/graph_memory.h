@@ -1,7 +1,7 @@
-// Memory that a program allocates inside captures. It has its address for as long as the capture's
-// graph, or what was made of it, is there; launches allocate it, and frees of the program or of
-// graphs free it. What is allocated outlives its graph. Memory of nodes that are added by the API
-// is the driver's own, and nothing of it is known here.
+// Memory that a program allocates inside captures. The memory has its address for as long as the
+// capture's graph, or what was made of it, is there; launches allocate it, and frees of the program
+// or of graphs free it. Allocated memory outlives its graph. Memory of nodes that are added by the
+// API is the driver's own, and nothing of it is known here.
 //
 // States, under GraphMemories::mutex:
 //   idle       captured, or freed          -> allocated (a launch), gone (its last owner)
@@ -34,7 +34,7 @@ class GraphMemory {
   uint64_t buffer_id_;  // of this allocation, not of one that came after it
 };
 
-/// What a graph does to such memory.
+/// A graph's allocations and frees of such memory.
 struct MemoryUse {
   std::vector<std::shared_ptr<GraphMemory>> allocates;
   std::vector<CUdeviceptr> frees;
@@ -45,10 +45,10 @@ struct MemoryUse {
 
 /// `address` was allocated inside a capture.
 std::shared_ptr<GraphMemory> newGraphMemory(CUdeviceptr address);
-/// Whether such memory begins there, also such that is left.
+/// True if such memory begins there, also such that is left.
 bool isGraphMemory(CUdeviceptr address);
 
-/// What the program's own free finds there.
+/// The state in which the program's own free finds it.
 enum class GraphFree : uint8_t {
   kOther,  // no such memory
   kIdle,   // it is not allocated
@@ -91,7 +91,7 @@ struct GraphMemoryUsage {
 };
 GraphMemoryUsage graphMemoryUsage(CUdevice device);
 
-/// What went with a context is forgotten.
+/// Forgets the memory that went with a context.
 void graphMemoryOfContextGone();
 
 }  // namespace olpager::local

@@ -39,7 +39,7 @@ constexpr CUlaunchAttributeID kAttributes[] = {
     CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING,
 };
 
-// Whether a node without the attribute would read otherwise. A launch is told nothing that it would
+// True if a node without the attribute would read otherwise. A launch is told nothing that it would
 // do anyway: a kernel may have been compiled with a cluster size, and drivers differ in what they
 // take.
 bool says(const CUlaunchAttribute& attribute) {
@@ -106,7 +106,7 @@ uint64_t hostSide(CUmemorytype type, const void* host, CUdeviceptr address) {
 
 bool isLinear(CUmemorytype type) { return type != CU_MEMORYTYPE_ARRAY; }
 
-// Where the one row of a copy begins.
+// The start of the one row of a copy.
 CUdeviceptr firstByte(CUmemorytype type, const void* host, CUdeviceptr address, size_t x, size_t y,
                       size_t z, size_t pitch, size_t height) {
   const CUdeviceptr base =

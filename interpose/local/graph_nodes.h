@@ -1,5 +1,5 @@
-// What one node of a graph does, apart from its graph: its values as they were at one moment, and
-// how it is made as an operation of a stream. graph_parts.h has whole graphs.
+// One node of a graph as a value: its parameters at one moment, and how it is made as an operation
+// of a stream. graph_parts.h has whole graphs.
 //
 // A node's values are read from the driver, which gives those of the graph (not of an executable
 // one), or taken from a call that changes an executable graph. Nothing is referred to that the
@@ -12,13 +12,13 @@
 //   - A copy from or to memory that is not pinned reads or writes that memory when its stream comes
 //     to it, as a node does; a copy of a stream reads it at once. So such a copy is made by a graph
 //     of this one node.
-//   - Where a kernel may begin before the one before it has ended (programmatic dependencies), it
+//   - If a kernel may begin before the one before it has ended (programmatic dependencies), it
 //     begins when that one has ended.
-//   - An event node records, or waits for what its event means, when it is made. That is the moment
+//   - An event node records, or waits for what its event means, when it is made. The moment is that
 //     of the graph's launch, as natively.
 //
-// What can't be an operation of a stream: memory, conditional and semaphore nodes, kernels that are
-// updated from the device, kernels whose parameters the driver does not tell.
+// Some nodes can't be operations of a stream: memory, conditional and semaphore nodes, kernels that
+// are updated from the device, kernels whose parameters the driver does not tell.
 //
 // Ownership: a Node is shared and never changes, except that a copy's own graph is made when it is
 // first launched. Thread-safety: any thread; one at a time launches a Node (as an executable graph,
@@ -39,7 +39,7 @@ namespace olpager::local {
 class Node;
 using NodePtr = std::shared_ptr<const Node>;
 
-/// Where the attributes of a kernel node count, they are the launch's.
+/// A kernel node's attributes are the launch's.
 class Node {
  public:
   ~Node();
@@ -62,7 +62,7 @@ class Node {
   static NodePtr withAttributesOf(const NodePtr& node, const Node& from);
 
   CUgraphNodeType type() const { return type_; }
-  /// Where a kernel runs; nullptr: wherever it is launched.
+  /// The context of a kernel; nullptr: that of the launch.
   CUcontext context() const;
 
   /// Makes it in the stream, which does not capture. `priorities`: kernels have their nodes' (the

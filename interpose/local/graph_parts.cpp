@@ -33,7 +33,7 @@ struct GraphParts {
     CUgraphNode node = nullptr;
     bool enabled = true;
   };
-  // Of a node, or of all that is in a child graph.
+  // The place of a node, or of all that is in a child graph.
   struct Place {
     size_t first = 0;
     size_t count = 0;
@@ -56,7 +56,7 @@ struct Change {
   std::shared_ptr<const GraphParts> child;  // in place of `work`: all that is in the child graph
 };
 
-// Of launches in parts.
+// The order of launches in parts.
 struct Order {
   CUevent behind = nullptr;
   StreamKey stream;   // of the last one
@@ -85,7 +85,7 @@ struct Source {
   bool destroyed = false;  // by the program
 };
 
-// What a node did until it was changed.
+// A node's operation until it was changed.
 struct Before {
   uint64_t until = 0;
   NodePtr work;
@@ -302,7 +302,8 @@ class Reader {
     return true;
   }
 
-  // What the program has set for all of a child graph holds for what it has not set later.
+  // Values that the program has set for all of a child graph hold for those that it has not set
+  // later.
   bool replaceChild(CUgraphNode node, size_t first, GraphParts& into) {
     const Change* const change = changeOf(node);
     if (change == nullptr) return true;
@@ -374,7 +375,7 @@ void tie(Ties& all, CUgraphExec handle, Exec& exec, CUgraph graph, Unneeded& unn
   all.tied[exec.tied] = handle;
   ++all.sources[graph].tied;
   g_any_tied.store(true, std::memory_order_relaxed);
-  // It goes when another graph goes, which nobody tells of.
+  // The nodes go when another graph goes, which nobody tells of.
   if (all.of_others.contains(graph)) read(all, exec, unneeded);
 }
 
@@ -432,7 +433,7 @@ CUresult fails(CUcontext context, CUresult result, size_t made, size_t of) {
   return CUDA_ERROR_LAUNCH_FAILED;
 }
 
-// Whether an event can be recorded behind what the stream has been given.
+// True if an event can be recorded behind what the stream has been given.
 bool canRecord(const StreamKey& stream, const StreamKey& by) {
   return (stream.thread == 0 || stream.thread == by.thread) && captureOf(stream) == 0;
 }
@@ -469,7 +470,7 @@ CUresult launchOne(const Node& node, const StreamKey& stream, bool priorities, b
   }
 }
 
-// What launches before this one leave.
+// The order that launches before this one leave.
 Order orderOf(CUgraphExec exec) {
   Ties& all = ties();
   const std::lock_guard lock(all.mutex);
@@ -477,8 +478,8 @@ Order orderOf(CUgraphExec exec) {
   return found != all.execs.end() ? found->second.order : Order{};
 }
 
-// Behind the parts that have been made. Where no event can be had there is nothing to wait for but
-// the parts themselves.
+// Behind the parts that have been made. If no event can be had there is nothing to wait for but the
+// parts themselves.
 void endParts(CUgraphExec exec, const StreamKey& stream) {
   CUevent event = nullptr;
   bool recorded = newEvent(stream.context, &event) == CUDA_SUCCESS &&
@@ -659,7 +660,7 @@ void nodeWillChange(CUgraphNode node) {
   std::vector<Before>& known = all.before[node];
   // Nothing has been tied since it was read last.
   if (!known.empty() && known.back().until > all.tied.rbegin()->first) return;
-  // What nothing tied needs any more goes.
+  // Drops the values that nothing tied needs any more.
   uint64_t since = 0;
   std::erase_if(known, [&](const Before& before) {
     const auto first = all.tied.upper_bound(std::exchange(since, before.until));

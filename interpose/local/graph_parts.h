@@ -3,20 +3,20 @@
 // in the launch's stream. Each node then has its own memory in VRAM when it runs, asked for ahead
 // in the learned order, instead of all nodes using the same memory in place over the link.
 //
-// That is right since a graph promises an order along its edges and nothing else. The nodes are
-// made in a topological order, which a stream keeps; child graphs in the place of their nodes. Two
-// branches that natively might run side by side run one after the other. Of the orders that there
-// are the one is taken that is nearest to how the nodes were added or captured, with nodes that may
-// wait for something outside of the graph (events, memory operations) as late as they may be. What
-// follows in the stream is behind all nodes, and a launch of the same executable graph in another
-// stream waits for this one, as natively.
+// The split is right since a graph promises an order along its edges and nothing else. The nodes
+// are made in a topological order, which a stream keeps; child graphs in the place of their nodes.
+// Two branches that natively might run side by side run one after the other. The order taken is the
+// one nearest to how the nodes were added or captured, with nodes that may wait for something
+// outside of the graph (events, memory operations) as late as they may be. Later operations of the
+// stream are behind all nodes, and a launch of the same executable graph in another stream waits
+// for this one, as natively.
 //
 // Values are those that the executable graph has: of its graph when it was instantiated or last
 // updated, and what calls have set in it since. The driver tells the nodes of graphs, and nothing
 // of executable ones. So:
 //
 //   state     what holds                                                  left by
-//   tied      its graph is there, and has its nodes and edges. Where the  a launch that does not
+//   tied      its graph is there, and has its nodes and edges. If the     a launch that does not
 //             program has set values in nodes of the graph since, those   fit, a change of the
 //             before are in Ties::before. A graph that the program        graph's nodes or edges:
 //             destroys is kept from the driver until nothing is tied to   apart or whole; an
@@ -26,20 +26,20 @@
 //             said once, or nobody knows its nodes: it is launched as
 //             natively
 //
-// What a program pays whose graphs fit: an entry in a map for each executable graph; for each value
-// that is set in one a copy of that value; where a value is set in a node of a graph after the
-// graph was instantiated, a read of the node before; and the memory of graphs that it destroys, as
-// long as the executable graphs live (natively what is made of a graph holds about as much again).
-// Nothing is walked, cloned or asked of the driver when a graph is instantiated or updated: a
-// snapshot then would be paid by every program, at every update.
+// The cost for a program whose graphs fit: an entry in a map for each executable graph; for each
+// value that is set in one a copy of that value; where a value is set in a node of a graph after
+// the graph was instantiated, a read of the node before; and the memory of graphs that it destroys,
+// as long as the executable graphs live (natively what is made of a graph holds about as much
+// again). Nothing is walked, cloned or asked of the driver when a graph is instantiated or updated:
+// a snapshot then would be paid by every program, at every update.
 //
 // When a launch fails in the middle. Before its first node is made, a launch fails as natively: by
 // its error, and nothing has run. After that what has run can't be taken back, and a program that
 // saw an error would take it that nothing has. So the context ends, with one line that says why, as
 // it does natively when a node fails while its graph runs.
 //
-// What the program ties to an executable graph (user objects) stays until its nodes have run: where
-// it is destroyed before, the driver destroys it at a later call (reapExecs).
+// User objects that the program ties to an executable graph stay until its nodes have run: where it
+// is destroyed before, the driver destroys it at a later call (reapExecs).
 //
 // Order among launches of one executable graph: the driver keeps it where all are whole. Behind
 // parts an event is recorded, for which a launch in another stream waits. Behind a whole launch in
@@ -48,8 +48,9 @@
 //
 // Ownership: an executable graph's state lives until it is destroyed. Thread-safety: any thread;
 // executable graphs and graphs are used by one thread at a time each, by the driver's rules, but an
-// executable graph and the graph that it was made of by two. Lock: Ties::mutex (locks.h). It is
-// held while the driver tells of nodes, never while something is launched, waited for or destroyed.
+// executable graph and the graph that it was made of by two. Lock: Ties::mutex (locks.h). The lock
+// is held while the driver tells of nodes, never while something is launched, waited for or
+// destroyed.
 #pragma once
 
 #include <cuda.h>
@@ -74,7 +75,7 @@ void execChildSet(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void execNodeEnabled(CUgraphExec exec, CUgraphNode node, bool enabled);
 /// Before the driver's call. False: the driver is not to be called, it is destroyed later.
 bool execMayGo(CUgraphExec exec);
-/// What has been kept so and is not needed any more goes. A load where there is nothing.
+/// Drops kept objects that are no longer needed. A load where there is nothing.
 void reapExecs();
 
 // --- graphs. Before the driver's call. ----------------------------------------------------------
@@ -108,7 +109,7 @@ class LaunchTurn {
   bool has_ = false;
   uint64_t number_ = 0;
 };
-/// Whether it may be launched in parts, as far as is known. A lookup under the lock.
+/// True if it may be launched in parts, as far as is known. A lookup under the lock.
 bool mayBeInParts(CUgraphExec exec);
 /// Takes it apart. nullptr: it stays whole; one line says why.
 GraphPartsPtr takeApart(CUgraphExec exec);
@@ -123,8 +124,8 @@ struct LaunchBefore {
 /// time, and nothing has been done; the result means nothing then.
 CUresult launchParts(CUgraphExec exec, const GraphParts& parts, const pager::StreamKey& stream,
                      const LaunchBefore& before, bool* whole);
-/// It is about to be launched whole, in the stream: behind its parts in another one. A load while
-/// nothing has been launched in parts.
+/// The graph is about to be launched whole, in the stream: behind its parts in another one. A load
+/// while nothing has been launched in parts.
 CUresult launchesWhole(CUgraphExec exec, const pager::StreamKey& stream);
 
 }  // namespace olpager::local

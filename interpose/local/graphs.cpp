@@ -1,5 +1,5 @@
-// Graphs made by the API, and their launches. What a node's parameters name becomes part of what
-// its graph reaches (captures.h); a launch makes all of it resident.
+// Graphs made by the API, and their launches. Memory that a node's parameters name becomes part of
+// what its graph reaches (captures.h); a launch makes all of it resident.
 #include <vector>
 
 #include "interpose/api/range_extractors.h"
@@ -23,8 +23,8 @@ namespace extract = olpager::api::extract;
 namespace {
 
 // The driver looks at the memory of a copy or memset when its node is added or gets parameters, in
-// a graph or in an executable one; of memsets again when they are made executable. What
-// tests/conformance/graph_copies.cpp does not ask is taken to be looked at: a child graph that is
+// a graph or in an executable one; of memsets again when they are made executable. Cases that
+// tests/conformance/graph_copies.cpp does not ask are taken to be looked at: a child graph that is
 // added, and at an update of a whole graph what its nodes have and had. The memory has to be mapped
 // then, and what an update brings has to be like what was there: all is in VRAM where that can be
 // had. That it can't be mapped is no reason to refuse: the copy is made later, and the driver has
@@ -279,7 +279,7 @@ void addNodes(CUgraph graph, std::vector<CUgraphNode>& all) {
   for (CUgraph body : graphBodies(graph)) addNodes(body, all);
 }
 
-// What the driver has answered.
+// Passes on the driver's answer.
 CUresult destroyed(const LeavingPtr& leaving, CUresult result) {
   if (result != CUDA_SUCCESS) stays(*leaving);
   return result;
@@ -502,8 +502,8 @@ OLPAGER_HOOK(cuGraphNodeSetParams)(CUgraphNode node, CUgraphNodeParams* params) 
   return setNode(node, params, [&] { return driver().cuGraphNodeSetParams(node, params); });
 }
 
-// Nodes that reach nothing, and edges. What they change matters where a graph is launched as its
-// nodes (graph_parts.h).
+// Nodes that reach nothing, and edges. Such changes matter where a graph is launched as its nodes
+// (graph_parts.h).
 OLPAGER_HOOK(cuGraphAddEmptyNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count) {
   return changeGraph(graph, [&] { return driver().cuGraphAddEmptyNode(out, graph, from, count); });
@@ -577,7 +577,7 @@ OLPAGER_HOOK(cuGraphKernelNodeSetAttribute)
 OLPAGER_HOOK(cuGraphKernelNodeCopyAttributes)(CUgraphNode to, CUgraphNode from) {
   return changeNode(to, [&] { return driver().cuGraphKernelNodeCopyAttributes(to, from); });
 }
-// What comes to a graph after something was made of it goes with the graph alone.
+// Objects that come to a graph after something was made of it go with the graph alone.
 OLPAGER_HOOK(cuGraphRetainUserObject)
 (CUgraph graph, CUuserObject object, unsigned count, unsigned flags) {
   return changeGraph(graph,

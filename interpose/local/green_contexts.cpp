@@ -93,8 +93,8 @@ OLPAGER_HOOK(cuGreenCtxCreate)
   return CUDA_SUCCESS;
 }
 
-// What the pager knows of its streams goes with it, before the driver takes it away: nobody may
-// name them afterwards. Memory stays.
+// The pager's records of its streams go with it, before the driver takes it away: nobody may name
+// them afterwards. Memory stays.
 OLPAGER_HOOK(cuGreenCtxDestroy)(CUgreenCtx green) {
   olpager::pager::Pool* const running = pool();
   const Green going = running != nullptr ? known(green) : Green{};

@@ -7,8 +7,8 @@
 
 namespace olpager::local {
 
-/// Whose the memory is that is allocated in `context`: the primary one's where it stands for a
-/// green context, else its own.
+/// The owner of memory that is allocated in `context`: the primary one where it stands for a green
+/// context, else itself.
 CUcontext memoryOwner(CUcontext context);
 
 /// Green contexts of `device` that there are: each keeps the primary context active, as a retain

@@ -1,5 +1,5 @@
-// Pinned and managed host memory stays the driver's. It is counted, and where a kernel can read it
-// and find addresses of the range there, the pager is told.
+// Pinned and managed host memory stays the driver's. Such memory is counted, and where a kernel can
+// read it and find addresses of the range there, the pager is told.
 #include <map>
 #include <mutex>
 #include <vector>
@@ -92,8 +92,8 @@ bool inRange(const void* address) {
   return running != nullptr && running->contains(at) && !foreignMapped(at);
 }
 
-// Of memory that the program mapped itself, and may use, native CUDA says that it is its own device
-// pointer.
+// For memory that the program mapped itself, and may use, native CUDA says that it is its own
+// device pointer.
 bool isVmm(const void* address) {
   const Pool* running = pool();
   const auto at = reinterpret_cast<uint64_t>(address);

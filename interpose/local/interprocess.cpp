@@ -35,8 +35,8 @@ OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
   return ipcExport(address, handle);
 }
 
-// Another process's memory: who uses it here may find addresses in it that its kernels here have
-// put there.
+// Another process's memory: its user here may find addresses in it that its kernels here have put
+// there.
 namespace {
 template <typename Open>
 CUresult openForeign(CUdeviceptr* out, Open open) {
@@ -78,8 +78,8 @@ OLPAGER_HOOK(cuMemGetHandleForAddressRange)
   return driver().cuMemGetHandleForAddressRange(handle, address, bytes, type, flags);
 }
 
-// What the pager serves from a pool lies among all memory of its device, and the other device gets
-// access to that.
+// Memory that the pager serves from a pool lies among all memory of its device, and the other
+// device gets access to that.
 OLPAGER_HOOK(cuMemPoolSetAccess)
 (CUmemoryPool memory_pool, const CUmemAccessDesc* descriptors, size_t count) {
   const CUresult result = driver().cuMemPoolSetAccess(memory_pool, descriptors, count);

@@ -11,7 +11,7 @@ namespace olpager::local {
 CUresult ipcExport(CUdeviceptr address, CUipcMemHandle* out);
 /// The allocation with this base is about to be freed: its handle names nothing any more.
 void ipcExportGone(CUdeviceptr base);
-/// Whether `socket` is this process's.
+/// True if `socket` is this process's.
 bool ipcIsOwn(uint64_t socket);
 /// In a forked child: the parent's socket is closed, without a lock.
 void ipcForked();

@@ -54,7 +54,7 @@ IpcImports& ipcImports() {
 
 std::atomic<bool> g_any_import{false};
 
-// What the exporter sent.
+// The exporter's message.
 struct Received {
   IpcReply reply{};
   std::vector<base::UniqueFd> pieces;

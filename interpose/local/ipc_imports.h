@@ -1,6 +1,6 @@
-// Memory of other processes that run under olpager, mapped here. It is the driver's as far as this
-// process's pager goes: in VRAM, never moved, outside of the range. Thread-safety: any thread.
-// Lock: IpcImports::mutex.
+// Memory of other processes that run under olpager, mapped here. The memory is the driver's as far
+// as this process's pager goes: in VRAM, never moved, outside of the range. Thread-safety: any
+// thread. Lock: IpcImports::mutex.
 #pragma once
 
 #include <cuda.h>

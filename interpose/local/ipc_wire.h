@@ -1,6 +1,6 @@
-// Memory handles between processes (cuIpcGetMemHandle): what lies in a handle, and what the two
-// processes say to each other over a Unix socket (SOCK_SEQPACKET, abstract, so that nothing is left
-// behind; both look at the other's user). One request for each connection:
+// Memory handles between processes (cuIpcGetMemHandle): the contents of a handle, and the two
+// processes' messages over a Unix socket (SOCK_SEQPACKET, abstract, so that nothing is left behind;
+// both look at the other's user). One request for each connection:
 //
 //   importer  IpcRequest
 //   exporter  IpcReply, then for its `pieces` packets of up to kIpcPieces sizes (uint64_t), each

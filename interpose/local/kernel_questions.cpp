@@ -1,4 +1,4 @@
-// What is asked of kernels. A driver may load a kernel's code for the first question, behind all
+// Questions about kernels. A driver may load a kernel's code for the first question, behind all
 // that runs, and answer no other call meanwhile: so it is loaded before, as for a launch
 // (kernelIsAsked).
 #include "interpose/local/context.h"

@@ -126,7 +126,7 @@ namespace {
 // launch may have taken that memory from the CPU.
 class PlainParameters {
  public:
-  /// Replaces what is not plain. What it points to then lives as long as this.
+  /// Replaces what is not plain. The replacement's target lives as long as this.
   void replace(const pager::Pool& running, CUfunction function, CUcontext context,
                void**& parameters, void**& extra) {
     if (parameters == nullptr) return replaceBuffer(running, extra);

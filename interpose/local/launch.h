@@ -1,4 +1,5 @@
-// What a kernel launch names, and a kernel's code. Used by launches, graph nodes and questions.
+// Finds the memory that a kernel launch names, and a kernel's code. Used by launches, graph nodes
+// and questions.
 #pragma once
 
 #include <cuda.h>

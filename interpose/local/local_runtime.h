@@ -1,4 +1,4 @@
-// What the generated residency wrappers need of local mode.
+// The part of local mode that the generated residency wrappers use.
 //
 // Thread-safety: all of it may be called from any thread; nothing here takes a lock on the resident
 // path. Ownership: the Runtime and what it points to live until the process ends.
@@ -41,28 +41,28 @@ enum class HostRead : uint8_t {
   kInOrder,    // host memory, when its stream comes to it
   kElsewhere,  // not known: it may be another device's
 };
-/// Whether the CPU can look at the source now and sees what the copy will: host memory that the
-/// driver reads before the call returns. That is any with kNow, with kInOrder pageable memory,
-/// which the driver takes into a buffer of its own. Asks the driver what the address is (some 100
-/// ns).
+/// True if the CPU can look at the source now and sees what the copy will: host memory that the
+/// driver reads before the call returns. With kNow that is any such memory, with kInOrder pageable
+/// memory, which the driver takes into a buffer of its own. Asks the driver what the address is
+/// (some 100 ns).
 bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept;
 
-/// Whether a copy between there and a device waits, inside the driver's call, for what is before it
+/// True if a copy between there and a device waits, inside the driver's call, for what is before it
 /// in its stream: from or to pageable memory, but for a few bytes that the driver takes at once;
 /// with `sync` from or to any host memory. Asks the driver what the address is.
 bool waitsInDriver(uint64_t address, uint64_t bytes, bool source, bool sync) noexcept;
 /// Waits until the stream is done with what it has been given so far. The driver can be called
-/// meanwhile. Where it does not tell, as beside a capture, this does not wait.
+/// meanwhile. If the driver does not tell, as beside a capture, this does not wait.
 void awaitStream(const pager::StreamKey& stream);
 
-/// Whether any context has ended over something that the driver does not know of (lost_memory.h). A
+/// True if any context has ended over something that the driver does not know of (lost_memory.h). A
 /// load.
 bool contextsEnded() noexcept;
-/// What an operation in `stream` answers then that uses nothing of the pool's: the error of such a
+/// The answer then to an operation in `stream` that uses nothing of the pool's: the error of such a
 /// context, else CUDA_SUCCESS.
 CUresult endedIn(const pager::StreamKey& stream) noexcept;
 
-/// Whether what is put in the stream runs now: the stream does not capture.
+/// True if operations put in the stream run now: the stream does not capture.
 bool runsNow(const pager::StreamKey& stream);
 
 /// Before the driver's call: makes what `access` names resident; when `stream` is capturing, adds

@@ -26,18 +26,18 @@ inline void memoryLostIn(CUcontext context) noexcept {
 /// `context` goes, or is reset: its handle may name another one from now on.
 void lostContextGone(CUcontext context) noexcept;
 
-/// Whether any context has ended so.
+/// True if any context has ended so.
 extern std::atomic<bool> g_any_lost;
 inline bool anyLost() noexcept { return g_any_lost.load(std::memory_order_acquire); }
 
 /// Private.
 CUresult errorOfLost(CUcontext context) noexcept;
 
-/// What everything in `context` answers, CUDA_SUCCESS where it has not ended so.
+/// The error of everything in `context`; CUDA_SUCCESS if it has not ended so.
 inline CUresult lostIn(CUcontext context) noexcept {
   return anyLost() ? errorOfLost(context) : CUDA_SUCCESS;
 }
-/// What the first such context answers, whichever it is; CUDA_SUCCESS where there is none.
+/// The error of the first such context; CUDA_SUCCESS if there is none.
 CUresult lostAnywhere() noexcept;
 
 }  // namespace olpager::local

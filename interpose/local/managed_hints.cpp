@@ -2,8 +2,8 @@
 // the range the answer is what native CUDA gives for memory that is not managed.
 //
 // Advice is told back, and changes nothing. A prefetch to a device brings the memory there before
-// the call returns; one to the CPU asks for it, and waits for nothing. What is discarded stays as
-// it is.
+// the call returns; one to the CPU asks for it, and waits for nothing. Discarded memory stays as it
+// is.
 #include <vector>
 
 #include "interpose/api/managed_advice.h"
@@ -69,7 +69,7 @@ bool isLegacy(CUstream stream, bool per_thread) {
   return stream == CU_STREAM_LEGACY || (stream == nullptr && !per_thread);
 }
 
-// Where a stream's work may be put now, that is no part of a graph.
+// Checks that work may be put into a stream now, and is no part of a graph.
 CUresult streamOf(CUstream stream, bool per_thread, StreamKey* key) {
   *key = streamKey(stream, per_thread);
   if (key->context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
@@ -88,7 +88,7 @@ CUresult bring(const ManagedPart& part, const CUmemLocation& location, const Str
   access.addRange(part.begin, part.end - part.begin, olpager::pager::Mode::kRead);
   const CUresult result = access.acquire();
   if (result == CUDA_SUCCESS) access.submitted(CUDA_SUCCESS);
-  // It is a hint: what does not fit stays where it is.
+  // The prefetch is a hint: memory that does not fit stays where it is.
   return result == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_SUCCESS : result;
 }
 
@@ -151,7 +151,7 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
   return given().attribute(data, size, attribute, part);
 }
 
-// Whoever may use the memory: it goes to where it is used.
+// Memory goes to where it is used, whoever may use it.
 CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags, bool legacy) {
   AllocationInfo info;
   if (!pool()->describe(address, &info) || info.kind != AllocationKind::kManaged ||

@@ -37,13 +37,13 @@ using olpager::pager::StreamKey;
 
 namespace {
 
-// What rows of pitched allocations are aligned to on every GPU since compute capability 2.
-// Beyond any range: sizes above are refused before anything is added to them.
+// The alignment of rows of pitched allocations on every GPU since compute capability 2. Beyond any
+// range: sizes above are refused before anything is added to them.
 constexpr uint64_t kLargest = uint64_t{1} << 47;
 
-// What a kernel has done to the current context, which every later call reports: asked of the
-// driver where ours would need none of its calls. While a stream captures the question itself would
-// spoil the capture.
+// The error of a kernel's fault in the current context, which every later call reports: asked of
+// the driver where ours would need none of its calls. While a stream captures the question itself
+// would spoil the capture.
 CUresult contextError() {
   if (const CUresult lost = lostIn(currentContext()); lost != CUDA_SUCCESS) return lost;
   if (anyCapture()) return CUDA_SUCCESS;
@@ -108,8 +108,8 @@ CUresult driverAllocates(Pool& running, CUdeviceptr* out, size_t bytes, CUcontex
   return result;
 }
 
-// What is allocated on the device in the order of a stream of this context: that context's memory
-// where the stream is the device's, else the primary one's. False: there is none.
+// The place of an allocation on the device in the order of a stream of this context: that context's
+// memory where the stream is the device's, else the primary one's. False: there is none.
 bool placeOn(CUdevice device, CUcontext of_stream, Place* place) {
   CUdevice own = 0;
   if (deviceOf(of_stream, &own) != CUDA_SUCCESS) return false;
@@ -184,10 +184,10 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   return running->freeAsync(address, key);
 }
 
-// What of a device's size is VRAM has to be the same whenever a program asks: before its context,
-// when nobody can say what is free on the device, and after, when others have taken some of it, or
-// its budget is another. So it is what the device's own budget would be, or the share of it that
-// was set before the program asked.
+// The part of a device's size that is VRAM has to be the same whenever a program asks: before its
+// context, when nobody can say what is free on the device, and after, when others have taken some
+// of it, or its budget is another. So it is what the device's own budget would be, or the share of
+// it that was set before the program asked.
 uint64_t toldVram(CUdevice device, const MemoryInfo& info, uint64_t native) {
   static std::array<std::atomic<uint64_t>, 64> told{};
   auto& here = told[static_cast<unsigned>(device) % told.size()];

@@ -176,7 +176,7 @@ OLPAGER_HOOK(cuMemPoolDestroy)(CUmemoryPool memory_pool) {
     MemoryPools& all = memoryPools();
     std::lock_guard lock(all.mutex);
     all.made.erase(memory_pool);
-    // What is allocated stays until it is freed. Another pool may get the handle.
+    // Allocations stay until they are freed. Another pool may get the handle.
     for (auto& [address, from] : all.allocations)
       if (from.pool == memory_pool) from.bytes = 0;
   }

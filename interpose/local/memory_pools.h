@@ -1,6 +1,6 @@
-// The driver's memory pools. Their attributes stay the driver's; what is allocated from one on a
-// device is the pager's. Thread-safety: any thread. Lock: MemoryPools::mutex, after every other
-// lock of the interposer, before the pager's.
+// The driver's memory pools. Pools' attributes stay the driver's; memory that is allocated from one
+// on a device is the pager's. Thread-safety: any thread. Lock: MemoryPools::mutex, after every
+// other lock of the interposer, before the pager's.
 #pragma once
 
 #include <cuda.h>
@@ -16,8 +16,8 @@ bool poolDevice(CUmemoryPool pool, CUdevice* device);
 /// The pool that cuMemAllocAsync allocates from on `device`, nullptr for the device's default.
 CUmemoryPool currentPool(CUdevice device);
 
-/// What is about to be allocated from a pool counts as used of its largest size, until it is freed;
-/// ends without one, it does not.
+/// Counts an allocation that is being made against its pool's largest size, until it is freed, or
+/// the share ends without one.
 class PoolShare {
  public:
   PoolShare(CUmemoryPool pool, uint64_t bytes);
@@ -26,7 +26,7 @@ class PoolShare {
   PoolShare& operator=(const PoolShare&) = delete;
   /// False: the pool would be larger than it may be.
   bool fits() const { return fits_; }
-  /// It was allocated there: cuPointerGetAttribute will say from which pool.
+  /// The memory was allocated there: cuPointerGetAttribute will say from which pool.
   void becomes(CUdeviceptr address);
 
  private:
@@ -42,7 +42,7 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device);
 /// `address` was freed.
 void forgetFromPool(CUdeviceptr address);
 
-/// A context went, and what was allocated in it.
+/// A context went, and all memory allocated in it.
 void forgetFromPools();
 
 }  // namespace olpager::local

@@ -475,7 +475,8 @@ OLPAGER_HOOK(cuLibraryUnload)(CUlibrary library) {
   return result;
 }
 
-// Whoever asks where a variable is will copy to it, perhaps before any kernel of the module runs.
+// A program that asks where a variable is will copy to it, perhaps before any kernel of the module
+// runs.
 OLPAGER_HOOK(cuModuleGetGlobal_v2)
 (CUdeviceptr* out, size_t* bytes, CUmodule module, const char* name) {
   const CUresult result = driver().cuModuleGetGlobal_v2(out, bytes, module, name);

@@ -1,4 +1,4 @@
-// Where this library's own file is, so that the search for the real driver does not find us.
+// Finds this library's own file, so that the search for the real driver skips it.
 #pragma once
 
 #include <string>

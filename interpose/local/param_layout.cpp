@@ -1,9 +1,9 @@
 // The table: open addressing, keyed by kernel and context; a layout is good while its generation is
 // the present one. Writers hold a mutex. Each slot is read by its version: odd while it is written,
-// another one afterwards; who finds it changed finds nothing, and asks the writers. So a table in
-// which entries of earlier generations take too much is cleared in place. One that is too small is
-// replaced by a larger one, and stays for readers that are still in it (sizes double: all old ones
-// together are smaller than the present one).
+// another one afterwards; a reader that finds it changed finds nothing, and asks the writers. So a
+// table in which entries of earlier generations take too much is cleared in place. One that is too
+// small is replaced by a larger one, and stays for readers that are still in it (sizes double: all
+// old ones together are smaller than the present one).
 #include "interpose/local/param_layout.h"
 
 #include <atomic>

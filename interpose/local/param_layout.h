@@ -1,5 +1,5 @@
-// Where a kernel's parameters lie and how large they are: asked of the driver once for each kernel
-// and context, then looked up on every launch.
+// Offsets and sizes of a kernel's parameters: asked of the driver once for each kernel and context,
+// then looked up on every launch.
 //
 // Thread-safety: find() is wait-free and takes no lock; everything else may be called from any
 // thread. Ownership: layouts live for the whole process; equal ones are stored once, so that

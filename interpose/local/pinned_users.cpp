@@ -16,7 +16,7 @@ namespace olpager::local {
 
 namespace {
 
-// What an object pins: Pool::pin.
+// A pin of an object's: Pool::pin.
 struct Pin {
   CUdeviceptr address;
   uint64_t pinned;

@@ -1,6 +1,6 @@
 // Users of addresses that pass no launch: textures and surfaces, exported handles, SYNC_MEMOPS,
-// RDMA registration. What they use stays in VRAM as long as they live. Thread-safety: any thread.
-// Lock: PinnedUsers::mutex.
+// RDMA registration. Memory that they use stays in VRAM as long as they live. Thread-safety: any
+// thread. Lock: PinnedUsers::mutex.
 #pragma once
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// What cuPointerGetAttribute(s) say of an address of the range: what native CUDA says of
+// Answers cuPointerGetAttribute(s) for an address of the range: what native CUDA says of
 // cuMemAlloc, stream-ordered and VMM memory, from the pager's tables. The driver would describe
 // what happens to be mapped there now.
 #include <cstring>
@@ -28,8 +28,8 @@ CUresult give(void* data, T value) {
   return CUDA_SUCCESS;
 }
 
-// What the plural form gives for an attribute that does not apply. `known`: `address` lies in an
-// allocation. Of any other address native CUDA says that it may be host memory.
+// The answer of the plural form for an attribute that does not apply. `known`: `address` lies in an
+// allocation. For any other address native CUDA says that it may be host memory.
 void giveNothing(void* data, CUpointer_attribute attribute, bool known, CUdeviceptr address) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
@@ -82,8 +82,7 @@ constexpr uint64_t mappedBytes(uint64_t bytes) {
          olpager::pager::kPageBytes;
 }
 
-// What the device may do with the program's own mapping; allocations are always readable and
-// writable.
+// The device's access to the program's own mapping; allocations are always readable and writable.
 unsigned accessFlags(const AllocationInfo& info, CUdeviceptr address) {
   if (info.kind != AllocationKind::kVmm) return CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
   const CUmemLocation location = memoryOf(info.device);

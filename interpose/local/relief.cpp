@@ -62,8 +62,8 @@ void loansOfContextGone(CUcontext context) {
     std::erase_if(loans().by_object, [&](const auto& entry) {
       const Loan& loan = entry.second;
       if (loan.context == context) back.push_back(loan);
-      // Where the device's engine went with the context, the budget that was lowered did: the next
-      // one begins with all of its own.
+      // If the device's engine went with the context, the budget that was lowered did: the next one
+      // begins with all of its own.
       return loan.context == context || running == nullptr || !running->hasEngine(loan.device);
     });
     g_count.store(loans().by_object.size(), std::memory_order_relaxed);

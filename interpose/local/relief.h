@@ -1,7 +1,7 @@
 // Driver calls that take VRAM of their own (arrays, modules, managed and exportable memory): one
-// that runs out of memory makes the pager give some back, and is made again. What it got is the
-// pager's again when the object is gone. Thread-safety: any thread. Lock: Loans::mutex; none while
-// no object needed relief.
+// that runs out of memory makes the pager give some back, and is made again. VRAM that the call got
+// is the pager's again when the object is gone. Thread-safety: any thread. Lock: Loans::mutex; none
+// while no object needed relief.
 #pragma once
 
 #include <cuda.h>

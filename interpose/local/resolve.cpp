@@ -1,5 +1,5 @@
-// Which function a name of libcuda leads to: ours where local mode has one, else the driver's own;
-// by the exported stubs' first call (olpager_resolve_symbol) and by cuGetProcAddress, with the same
+// Resolves a name of libcuda: ours where local mode has a function, else the driver's own; by the
+// exported stubs' first call (olpager_resolve_symbol) and by cuGetProcAddress, with the same
 // answers.
 #include "interpose/local/resolve.h"
 
@@ -40,7 +40,7 @@ bool isUnknownForm(const char* name, const void* given, int version, cuuint64_t 
   return askDriver(name, &known, kKnownVersion, flags, nullptr) != CUDA_SUCCESS || known != given;
 }
 
-// What we export under the name: the address that dlsym gives, and that a function keeps.
+// Our export under the name: the address that dlsym gives, and that a function keeps.
 void* exported(api::Symbol symbol) {
   static void* const self = nextDlopen()(ownFile().c_str(), RTLD_NOW | RTLD_NOLOAD);
   return self != nullptr ? dlsym(self, api::symbolName(symbol)) : nullptr;
@@ -63,7 +63,8 @@ CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function
 void* resolve(api::Symbol symbol) {
   if (!ensureDriver()) return isForwarded() ? forward::resolve(symbol) : driverlessFunction(symbol);
   void* native = driverSymbol(api::symbolName(symbol));
-  // What the driver lacks is lacking here too, or ours would be promising what it can't do.
+  // A function that the driver lacks is lacking here too, or ours would be promising what it can't
+  // do.
   if (native == nullptr) return nullptr;
   if (void* own = localFunction(symbol); own != nullptr) return own;
   void* held = heldFunction(symbol);
@@ -79,8 +80,7 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
   const std::optional<api::Symbol> symbol = api::lookupProcAddress(name, version, flags, &why);
   if (!ensureDriver())
     return answer(symbol ? driverlessFunction(*symbol) : nullptr, why, function, status);
-  // What there is and what an answer looks like is the driver's to say; which code is behind it,
-  // ours.
+  // The driver says what there is and what an answer looks like; the code behind it is ours.
   const CUresult result = askDriver(name, function, version, flags, status);
   if (result != CUDA_SUCCESS || *function == nullptr || !symbol) return result;
   if (isUnknownForm(name, *function, version, flags)) {

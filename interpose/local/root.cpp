@@ -101,9 +101,9 @@ void atExit() {
   if (pager::Pool* running = pool()) running->stop();
 }
 
-// At the end of the process that olrun became, where it was told to log that much (OL_PROGRAM): who
-// expected paging is to know that there was none. Not where the driver was asked for anything, also
-// if it refused; not in other processes of the program.
+// At the end of the process that olrun became, where it was told to log that much (OL_PROGRAM): a
+// user that expected paging is to know that there was none. Not where the driver was asked for
+// anything, also if it refused; not in other processes of the program.
 __attribute__((destructor)) void sayUnused() {
   const char* const program = std::getenv(base::kProgramVariable);
   if (program == nullptr || std::to_string(getpid()) != program) return;
@@ -178,8 +178,8 @@ Result<std::shared_ptr<pager::LowerTier>> lowerTierFrom(const base::Settings& se
       new pager::TwoTiers(std::move(upper).value(), std::move(lower).value()));
 }
 
-// Of require = gpudirect, as far as it can be told before there is a context. An engine tries it
-// with a chunk (DirectMoves::start).
+// The reason against require = gpudirect, as far as it can be told before there is a context. An
+// engine tries it with a chunk (DirectMoves::start).
 std::string whyNotDirect(const pager::DriverApi& driver, const pager::LowerTier& tier) {
   int devices = 0;
   if (driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
@@ -388,7 +388,7 @@ uint64_t lenders() {
   std::sort(names.begin(), names.end());
   std::string all;
   for (const std::string& name : names) {
-    // What is named from within a machine is that machine's.
+    // A loopback name is its own machine's.
     const bool is_here = name.starts_with("127.") || name.starts_with("localhost:") ||
                          name.starts_with("[::1]") || name.starts_with("unix:");
     all += (is_here ? transport::bootId() : "") + name + '\n';

@@ -13,8 +13,8 @@
 namespace olpager::local {
 
 namespace detail {
-/// What a fork must take away: the kernel zeroes this page in the child (MADV_WIPEONFORK), however
-/// the child was made.
+/// State that a fork must take away: the kernel zeroes this page in the child (MADV_WIPEONFORK),
+/// however the child was made.
 struct alignas(4096) Gate {
   std::atomic<const Runtime*> running{nullptr};
 };
@@ -42,13 +42,13 @@ bool ensureDriver();
 /// ensureDriver(), which is false then.
 bool forwarded();
 
-/// What cuInit answers: starts everything once. Thread-safe.
+/// Starts everything once; the result is cuInit's. Thread-safe.
 CUresult initialize(unsigned int flags);
 
 /// The driver's symbol, or nullptr when it has none of that name.
 void* driverSymbol(const char* symbol);
 
-/// What the settings say of each device's VRAM. Valid once the pool exists.
+/// The settings' limit for each device's VRAM. Valid once the pool exists.
 base::Budget vramSetting();
 
 /// Stands for the memservers of the settings: equal where they are the same ones, in any order; 0:

@@ -1,4 +1,4 @@
-// What the generated residency wrappers and the launches share: residency before the driver's call,
+// Shared by the generated residency wrappers and the launches: residency before the driver's call,
 // bookkeeping after.
 #include "interpose/local/runtime.h"
 
@@ -23,9 +23,9 @@ namespace olpager::local {
 
 namespace {
 
-// What is held for the one call of the driver that this thread is about to make, when the call's
-// own access can't be: it would record on a capturing stream, or names addresses that are the
-// driver's besides the pager's. Of a launch on several devices it may be one of each.
+// Memory held for the one call of the driver that this thread is about to make, when the call's own
+// access can't be: it would record on a capturing stream, or names addresses that are the driver's
+// besides the pager's. A launch on several devices may have one of each.
 struct Held {
   Held(pager::Pool& pool, const pager::StreamKey& key) : access(pool, key) {}
   pager::Access access;

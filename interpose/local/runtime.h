@@ -1,4 +1,4 @@
-// Beside interpose/local/local_runtime.h: what launches need of residency.
+// Beside interpose/local/local_runtime.h: residency for launches.
 #pragma once
 
 #include "pager/pool.h"

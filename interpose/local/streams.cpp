@@ -59,8 +59,7 @@ CUresult end(CUstream stream, bool per_thread, CUgraph* graph, Native native) {
   return result;
 }
 
-// A host function of the program's, on its way through a stream, and who is to be told when it is
-// over.
+// A host function of the program's, on its way through a stream, and its listener for the end.
 struct Function {
   Pool* pool;
   uint64_t number;  // Pool::hostFunctionBegins()
@@ -101,7 +100,8 @@ CUresult putFunction(CUstream stream, bool per_thread, const Function& function,
   made->pool = running;
   made->number = number;
   const CUresult result = native(made.get());
-  // What the driver has taken it calls once: a callback also where the stream's work failed.
+  // The driver calls a function that it has taken once: a callback also where the stream's work
+  // failed.
   if (result == CUDA_SUCCESS)
     static_cast<void>(made.release());
   else

@@ -25,8 +25,8 @@ namespace {
 constexpr CUresult kNotServed = CUDA_ERROR_NOT_SUPPORTED;
 
 // Memory that a NIC could reach (gpuDirectRDMACapable) is served too: PyTorch asks for that
-// wherever the device can. Who registers it comes by cuMemGetHandleForAddressRange, which keeps it
-// in VRAM.
+// wherever the device can. A program that registers it comes by cuMemGetHandleForAddressRange,
+// which keeps it in VRAM.
 bool servable(const CUmemAllocationProp* properties) {
   return properties != nullptr && properties->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
          properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
@@ -253,8 +253,8 @@ OLPAGER_HOOK(cuMemGetAllocationPropertiesFromHandle)
   return running->handleProperties(handle, out);
 }
 
-// What can leave VRAM can't be shown to others. Without a type of shareable handle native refuses
-// to export it too.
+// Memory that can leave VRAM can't be shown to others. Without a type of shareable handle native
+// refuses to export it too.
 OLPAGER_HOOK(cuMemExportToShareableHandle)
 (void* out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
  unsigned long long flags) {

@@ -1,6 +1,6 @@
 // Waits for work, and questions whether it is done: the driver's, but that they tell of memory
-// which was lost (lost_memory.h). What is still under way is said to be so: programs take back what
-// its copies use when they hear that it is over.
+// which was lost (lost_memory.h). Unfinished work is reported as such: programs take back what its
+// copies use when they hear that it is over.
 #include <sched.h>
 
 #include <algorithm>
@@ -20,8 +20,8 @@ using namespace olpager::local;  // NOLINT(google-build-using-namespace): the fu
 
 namespace {
 
-// What the driver answered of work in a context: that all is done is not so where some of it could
-// not be made.
+// Corrects the driver's answer about work in a context: that all is done is not so where some of it
+// could not be made.
 template <typename ContextOf>
 CUresult told(CUresult result, ContextOf context) {
   if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr)
@@ -39,8 +39,8 @@ CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
 
 // Asks query() until the work is done, and has native() answer, which does not wait then. Signals
 // are held back in the driver's calls, not between them: a thread that is stopped in one, or
-// touches managed memory in a handler, may have what a page fault needs. What is not done in kMost
-// others may add to all the time: `beyond` answers then.
+// touches managed memory in a handler, may have what a page fault needs. Others may add for ever to
+// work that is not done in kMost: `beyond` answers then.
 constexpr std::chrono::microseconds kMost{20'000};
 template <typename Query, typename Native, typename Beyond>
 CUresult wait(Query query, Native native, Beyond beyond) {
@@ -72,7 +72,7 @@ CUresult waitFor(CUevent event, std::chrono::microseconds pause) {
   }
 }
 
-// What the stream has by now, and no more.
+// Waits for the stream's present work, and no more.
 CUresult waitForPresent(const olpager::pager::StreamKey& key) {
   const Within within(key.context);
   CUevent event = nullptr;
@@ -96,8 +96,8 @@ CUresult waitForStream(CUstream stream, bool per_thread, Query query, Native nat
   return wait(query, native, beyond);
 }
 
-// Its launches are known by their marks. Where they do not tell, as of other threads' own streams,
-// the driver waits with signals open.
+// The context's launches are known by their marks. If the marks do not tell, as of other threads'
+// own streams, the driver waits with signals open.
 template <typename Native>
 CUresult waitForContext(CUcontext context, Native native) {
   CUdevice device = 0;

@@ -1,11 +1,11 @@
 // libolnvml.so, whose SONAME is libnvidia-ml.so.1: NVML of gpunodes' devices for programs that are
-// forwarded to them (nvidia-smi, pynvml, PyTorch, NCCL). What does not change is asked for once;
-// memory, utilisation, processes anew, at most five times a second.
+// forwarded to them (nvidia-smi, pynvml, PyTorch, NCCL). Facts that do not change are asked for
+// once; memory, utilisation, processes anew, at most five times a second.
 //
 // Errors: the gpunode can't be reached by nvmlInit: NVML_ERROR_UNKNOWN; it is gone later:
-// NVML_ERROR_GPU_IS_LOST; one line on standard error says why. What a gpunode can't tell is
-// NVML_ERROR_NOT_SUPPORTED, as on a device that lacks it; so is what would change a device, which
-// belongs to others as well. Thread-safety: as NVML's, any thread.
+// NVML_ERROR_GPU_IS_LOST; one line on standard error says why. A question that a gpunode can't
+// answer is NVML_ERROR_NOT_SUPPORTED, as on a device that lacks it; so is any change of a device,
+// which belongs to others as well. Thread-safety: as NVML's, any thread.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -559,7 +559,8 @@ OL_NVML nvmlEventSetFree(void* set) {
 
 // --- between devices -----------------------------------------------------------------------------
 
-// Of reads and writes it is known whether CUDA would allow them; of links between devices nothing.
+// For reads and writes it is known whether CUDA would allow them; for links between devices
+// nothing.
 OL_NVML nvmlDeviceGetP2PStatus(DeviceHandle one, DeviceHandle other, unsigned capability,
                                unsigned* state) {
   return with(one, state, Freshness::kAny,

@@ -1,7 +1,7 @@
 // The private table of NVML that nvidia-smi asks for by nvmlInternalGetExportTable, without which
-// it says that NVML is of another version. Which of its functions nvidia-smi calls, with what, was
-// traced on a machine with driver 580.159; each is answered by NVML's public functions. Any other
-// is NVML_ERROR_NOT_SUPPORTED, named once. Thread-safety: any thread.
+// it says that NVML is of another version. The functions that nvidia-smi calls, and their
+// arguments, were traced on a machine with driver 580.159; each is answered by NVML's public
+// functions. Any other is NVML_ERROR_NOT_SUPPORTED, named once. Thread-safety: any thread.
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -32,7 +32,7 @@ constexpr size_t kWords = 270;
 constexpr size_t kLog = 26, kBusId = 81, kComputeProcesses = 213, kGraphicsProcesses = 214,
                  kMpsProcesses = 215;
 
-// What nvidia-smi prints is given to a log of the driver's as well.
+// Text that nvidia-smi prints is given to a log of the driver's as well.
 Return log(const char* /*format*/, ...) { return kSuccess; }
 
 Return busIdOf(unsigned index, char* into, unsigned length) {

@@ -27,7 +27,7 @@ constexpr auto kFresh = 200ms;
 constexpr auto kRetry = 1s;
 constexpr uint32_t kPatienceMs = 3000;
 
-// Of one gpunode.
+// The answer of one gpunode.
 struct Known {
   std::shared_ptr<const status::Status> last;
   bool failed = false;
@@ -78,8 +78,8 @@ void foldDevices(std::vector<uint64_t>& figures, size_t devices) {
   figures.erase(figures.begin() + 1, end);
 }
 
-// As the unified view has it: one device of all, under the name of the first. It is as busy as the
-// busiest, and has the memory of all. A program has a session at each; it is one process.
+// As the unified view has it: one device of all, under the name of the first. The device is as busy
+// as the busiest, and has the memory of all. A program has a session at each; it is one process.
 void makeOne(Seen& all) {
   status::Status& told = all.status;
   const size_t devices = told.devices.size();

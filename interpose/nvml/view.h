@@ -1,4 +1,4 @@
-// What libolnvml.so knows of the gpunodes' devices: asked for when it is needed, kept for a moment.
+// The gpunodes' devices for libolnvml.so: asked for when needed, kept for a moment.
 //
 // Nothing of it lives between two questions but the last answer: no thread, no connection. A
 // program may fork at any time. Thread-safety: any thread. Blocks for at most some seconds, where a
@@ -17,7 +17,7 @@ enum class Freshness : uint8_t {
   kNow,  // not older than a fifth of a second
 };
 
-/// What all gpunodes told, as if they were one: their devices one after another, or in the unified
+/// All gpunodes' answers, as if they were one: their devices one after another, or in the unified
 /// view one device of all.
 struct Seen {
   status::Status status;

@@ -7,8 +7,8 @@
 // renamed into place; one that does not hold together is no entry. Beyond a limit the oldest go. As
 // the driver's: CUDA_CACHE_DISABLE=1 turns them off, CUDA_CACHE_MAXSIZE is the limit in bytes.
 //
-// Thread-safety: any thread. Its lock is alone; files are read and written without it. Nothing
-// throws.
+// Thread-safety: any thread. The lock is taken alone; files are read and written without it.
+// Nothing throws.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class CompileCache {
   /// ~/.cache/olpager/compiled, 256 MiB.
   static CompileCache& instance();
 
-  /// What names an output.
+  /// The name of an output.
   static std::string keyOf(uint32_t kind, std::span<const std::byte> input, const char* options,
                            const char* compiler);
 
@@ -52,8 +52,8 @@ class CompileCache {
   std::map<std::string, Bytes> known_;
 };
 
-/// The private table through which the compilers ask (da9151d3): seven words. What its functions
-/// take was found by watching NVRTC 13.0 use that of the driver:
+/// The private table through which the compilers ask (da9151d3): seven words. The functions'
+/// arguments were found by watching NVRTC 13.0 use the driver's table:
 ///   [1] (handle*, kind, input, bytes, options, compiler)  a question; kind 1: machine code, 2: PTX
 ///   [3] (handle, 0, data*, bytes*)                        its answer, CUDA_ERROR_NOT_FOUND where
 ///                                                         there is none

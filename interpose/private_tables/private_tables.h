@@ -2,7 +2,7 @@
 // (cuGetExportTable), answered without NVIDIA's driver: cudart 13.0 static and shared, cuBLAS,
 // cuBLASLt, cuFFT start on them, NVRTC and nvJitLink find what they compiled before
 // (compile_cache.h). Tables that profilers ask for are refused; those have another way. The same
-// code serves every stand-in for a driver; what it must know comes through PrivateTableHost.
+// code serves every stand-in for a driver; PrivateTableHost brings the facts that it must know.
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +16,7 @@
 
 namespace olpager::interpose {
 
-/// What a device's entry in the integrity message holds; the same values as cuDeviceGetUuid and
+/// A device's entry in the integrity message; the same values as cuDeviceGetUuid and
 /// cuDeviceGetAttribute.
 struct DeviceIdentity {
   std::array<uint8_t, 16> uuid;
@@ -25,7 +25,7 @@ struct DeviceIdentity {
   int32_t pci_device;
 };
 
-/// What the tables need to know from whoever plays the driver. Called from any thread, without
+/// Facts that the tables need from the code that plays the driver. Called from any thread, without
 /// locks held here.
 class PrivateTableHost {
  public:
@@ -79,7 +79,7 @@ class PrivateTables {
   ContextStorage storage_;
 };
 
-/// Whether it is the table by which CUPTI, and so profilers, begin to look at a driver.
+/// True for the table by which CUPTI, and so profilers, begin to look at a driver.
 bool isProfilers(const CUuuid& uuid);
 
 /// The fixed header of the message that the integrity check signs, in the order that the runtime

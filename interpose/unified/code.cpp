@@ -43,16 +43,16 @@ void ownerGone(uint64_t owner) {
 }
 
 // All have it at one address, or else the program gets executor 0's, and whatever is sent to
-// another one has its address there. What is managed, or otherwise at one alone, binds the program
-// (findVariable).
+// another one has its address there. A variable that is managed, or otherwise at one alone, binds
+// the program (findVariable).
 CUresult addressOf(VariableKind kind, uint64_t owner, const char* name, CUdeviceptr* address,
                    size_t* bytes) {
   forward::Session* const session = forward::sessionOfGroup();
   if (session == nullptr || session->group()->bound())
     return forward::findVariable(kind, owner, name, address, bytes);
   forward::Group& group = *session->group();
-  // Whether there is one at all: programs ask for what they need not have. Each executor is asked:
-  // a question makes its driver place what the code has.
+  // Checks if there is one at all: programs ask for what they need not have. Each executor is
+  // asked: a question makes its driver place what the code has.
   CUresult result = CUDA_SUCCESS;
   for (unsigned executor = 0; executor < session->executors().size(); ++executor) {
     forward::Call call(forward::Operation::kVariable, session);

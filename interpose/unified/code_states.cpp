@@ -62,7 +62,7 @@ class Together {
   std::deque<Call> calls_;
 };
 
-// What one call brings of variables' bytes. A larger one is brought by itself.
+// The bytes of variables that one call brings. A larger one is brought by itself.
 constexpr uint64_t kTogether = 256 << 10;
 
 }  // namespace
@@ -194,7 +194,7 @@ std::shared_ptr<const forward::SharedVariable> CodeStates::share(Session& sessio
     if (is_new) one.variables.erase(find());
     return nullptr;
   }
-  // What is known of the others has other places now. The active executor has the newest.
+  // Known values of the others have other places now. The active executor has the newest.
   if (is_new) {
     one.has.clear();
     one.brought.clear();
@@ -211,7 +211,7 @@ std::shared_ptr<const forward::SharedVariable> CodeStates::share(Session& sessio
 
 bool CodeStates::read(Session& session, const std::vector<One*>& ones, unsigned executor) {
   Together calls(session, executor);
-  // Of one call: variables of one context, as many as go together.
+  // The variables of one call: of one context, as many as go together.
   std::vector<std::vector<std::pair<One*, const Variable*>>> asked;
   uint64_t bytes = 0;
   for (One* const one : ones) {

@@ -1,13 +1,13 @@
 // Variables of code that runs at several executors in turns. Each executor has a copy; the active
-// one's is the newest. Before operations run elsewhere, what kernels changed here is brought there.
+// one's is the newest. Before operations run elsewhere, kernels' changes here are brought there.
 //
 // Memory may hold the address of a variable or of a function, and goes from one executor to another
 // as it is. So both are to be at the same address everywhere. A driver places what it is asked for
 // in the order of these questions. So all executors are asked for a module's variables at one point
 // of the program's order, before its first use (place), and their answers are compared (locate).
 // Functions whose address is taken have places in a table, which drivers fill in the same order.
-// Where the executors' addresses differ a line says so once, and what the program passes on in
-// calls and what variables hold is translated.
+// If the executors' addresses differ, a line says so once, and addresses that the program passes on
+// in calls and that variables hold are translated.
 //
 // A state (forward::CodeState) in a context: unknown -> used (a kernel of it is launched, or a call
 // names one of its variables) -> read (its variables are here, as they were when all was complete)
@@ -16,8 +16,8 @@
 // A value that is the address of a variable of the same code becomes the other executor's.
 //
 // All are read by one call or a few: code has hundreds of them, most of which are constants that
-// nothing tells from others. What is read as it was known is not looked at again: an executor that
-// has the newest values (One::brought) is asked for nothing and told nothing.
+// nothing tells from others. Values that are read as they were known are not looked at again: an
+// executor that has the newest values (One::brought) is asked for nothing and told nothing.
 //
 // Thread-safety: none; under the order of the group. The calls that it makes go to one executor
 // whatever the group's order is.
@@ -43,7 +43,7 @@ namespace olpager::unified {
 
 class CodeStates {
  public:
-  /// It is used where operations run now. `again`: also later, by a graph.
+  /// The code is used where operations run now. `again`: also later, by a graph.
   void use(forward::Session& session, const forward::CodeThere& code, bool again);
   /// Finds a variable at each executor; also one that no kernel changes (__constant__). Null: they
   /// can't all have it.
@@ -53,8 +53,9 @@ class CodeStates {
   /// The module or library is unloaded.
   void forget(uint64_t owner);
   void contextGone(uint64_t context);
-  /// All that was launched at `from` is complete: what it changed is at `to` as well. An Error:
-  /// it can't be brought there, and operations have to stay at `from` for good. Names what can't.
+  /// All that was launched at `from` is complete: its changes are at `to` as well. An Error: it
+  /// can't be brought there, and operations have to stay at `from` for good. Names the executor
+  /// that can't.
   [[nodiscard]] Status bring(forward::Session& session, unsigned from, unsigned to);
 
  private:

@@ -1,4 +1,4 @@
-// What the program is told of the one device where that is not what a gpunode's driver says of its.
+// Attributes of the one device where the answer is not the gpunode's driver's.
 #include <algorithm>
 
 #include "interpose/api/forward_functions.h"
@@ -21,7 +21,7 @@ bool isMissing(CUdevice_attribute attribute) {
   }
 }
 
-// What the one device has as much of as the executor that has least of it.
+// True for an attribute of which the one device has as much as the executor with the least.
 bool isLeast(CUdevice_attribute attribute) {
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
@@ -40,7 +40,7 @@ bool isLeast(CUdevice_attribute attribute) {
   }
 }
 
-// Of the executors; `value` is the active one's.
+// Takes the least of the executors; `value` is the active one's.
 void takeLeast(CUdevice_attribute attribute, CUdevice device, int* value) {
   forward::Session* const session = forward::sessionOfGroup();
   if (session == nullptr) return;

@@ -1,7 +1,7 @@
 // Device memory of a view over several executors: the program's side gives out its addresses as in
-// forwarded mode (allocation_book.h), but its pages are the home's, and no executor is asked. What
-// is asked about it is answered here as well: executors know its pages alone. Over one executor all
-// of it is forwarded mode's.
+// forwarded mode (allocation_book.h), but its pages are the home's, and no executor is asked.
+// Questions about it are answered here as well: executors know its pages alone. Over one executor
+// all of it is forwarded mode's.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -43,8 +43,8 @@ using forward::Session;
 using forward::sessionOfGroup;
 
 constexpr uint64_t kMostBytes = 1ull << 47;  // no address has more behind it
-// What an allocation waits for memory that was freed in the order of streams, while none comes. One
-// that is in the order of a stream itself waits as long as some is on its way.
+// The wait of an allocation for memory that was freed in the order of streams, while none comes.
+// One that is in the order of a stream itself waits as long as some is on its way.
 constexpr auto kForFreed = std::chrono::seconds(10);
 
 // A session's group is of no other kind here (view.cpp).
@@ -84,7 +84,7 @@ std::optional<CUresult> finishUncaptured(Session& session) {
   return CUDA_SUCCESS;
 }
 
-// What was freed while a stream captured goes with the next call for memory after that.
+// Memory freed while a stream captured goes with the next call for memory after that.
 CUresult releaseLater(Session& session) {
   AllocationBook& book = *session.parts().book;
   std::unique_lock lock(book.mutex);
@@ -119,7 +119,7 @@ uint64_t takeAddress(const Session& session, AllocationBook& book, uint64_t cont
   }
 }
 
-// Of what is in this stream's order: a number that means the same stream at any time.
+// The order of this stream: a number that means the same stream at any time.
 uint64_t orderOf(CUstream stream, bool per_thread) {
   constexpr uint64_t kOfThread = uint64_t{1} << 32;  // no stream's number: these are marked
   if (stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread))
@@ -205,13 +205,13 @@ CUresult allocateRows(Session& session, CUdeviceptr* out, size_t* pitch, uint64_
   return result;
 }
 
-// Whether it is an address of such memory, allocated or not.
+// True for an address of such memory, allocated or not.
 bool isOfGroup(const Session& session, CUdeviceptr address) {
   const forward::Description& range = session.executor().description();
   return address - range.placed < range.placed_bytes;
 }
 
-// Whether plain memory begins there.
+// True if plain memory begins there.
 bool isHeld(Session& session, CUdeviceptr address) {
   AllocationBook& book = *session.parts().book;
   const std::lock_guard lock(book.mutex);
@@ -293,7 +293,7 @@ bool isCaptured(CUstream stream, bool per_thread) {
 
 // --- questions -----------------------------------------------------------------------------------
 
-// Of slabs that are empty and kept for the next small allocation.
+// Bytes of slabs that are empty and kept for the next small allocation.
 uint64_t keptBytes(const Session& session) {
   AllocationBook& book = *session.parts().book;
   const std::lock_guard lock(book.mutex);
@@ -408,7 +408,7 @@ CUresult ol_unified_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
                             : ol_forward_cuMemAllocPitch_v2(address, pitch, width, height, element);
 }
 
-// What a graph allocates when it runs is the driver's.
+// Memory that a graph allocates when it runs is the driver's.
 #define OL_IN_ORDER(suffix, per_thread)                                                          \
   CUresult ol_unified_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) { \
     Session* const session = sessionOfGroup();                                                   \
@@ -456,7 +456,7 @@ CUresult ol_unified_cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   Session* const session = sessionOfGroup();
   if (session == nullptr) return ol_forward_generated_cuMemGetInfo_v2(free_bytes, total_bytes);
   if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  // What the program has freed is free, also where executors are still to hear of it.
+  // Freed memory is free, also where executors are still to hear of it.
   if (const CUresult result = releaseLater(*session); result != CUDA_SUCCESS) return result;
   {
     AllocationBook& book = *session->parts().book;

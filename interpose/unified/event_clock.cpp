@@ -33,8 +33,8 @@ CUresult elapsedAt(forward::Session& session, unsigned executor, float* millisec
 }
 
 // One round: the event is recorded in a stream of the library's own that has nothing else to do,
-// and waited for. What it may have waited for the GPU was before it; from then on the answer took
-// about half of the shortest round.
+// and waited for. Any wait for the GPU came before the event; from then on the answer took about
+// half of the shortest round.
 CUresult EventClock::make(unsigned executor, Mark& mark) {
   const forward::OwnStream stream(&session_);
   if (stream.stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;

@@ -1,8 +1,8 @@
 // One clock for the events of a view over several executors: this process's. Each executor's driver
 // tells times between its own events alone. So each executor has a mark, an event whose time on
 // this process's clock is known as well as a round trip allows. The time of any other event follows
-// from the time between the mark and it. What is made of these times adds up, since all are of the
-// same marks; a mark that is older than kRenewed is made anew, as clocks drift.
+// from the time between the mark and it. Such times add up, since all are of the same marks; a mark
+// that is older than kRenewed is made anew, as clocks drift.
 //
 // Marks are made in the calling thread's context, and end with it.
 // Thread-safety: any thread. Lock: mutex_ (interpose/forward/locks.h), held while executors are
@@ -50,7 +50,7 @@ class EventClock {
   std::map<std::pair<uint64_t, unsigned>, Mark> marks_;  // by context and executor
 };
 
-/// What one executor's driver says of two of its events.
+/// The time between two events of one executor, by its driver.
 CUresult elapsedAt(forward::Session& session, unsigned executor, float* milliseconds, CUevent from,
                    CUevent to);
 

@@ -1,7 +1,7 @@
 // Events of a view over several executors. All executors have each event; it stands for what is
 // before it at the executor where it was recorded last, which is noted. Elsewhere it was never
-// recorded, so who waits for it there waits for nothing: what is before it was complete when
-// operations moved (executors.h). Only the time between two events has to know (event_clock.h).
+// recorded, so a wait for it there is over at once: what is before it was complete when operations
+// moved (executors.h). Only the time between two events has to know (event_clock.h).
 #include <algorithm>
 
 #include "interpose/api/forward_functions.h"

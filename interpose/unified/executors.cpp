@@ -526,7 +526,7 @@ void Executors::awaitKept() {
   sent_.notify_all();
 }
 
-// order_, under which nothing becomes kept but by who has it.
+// order_, under which only its holder keeps calls.
 Executors::Lock Executors::whenNoneIsKept() {
   for (;;) {
     awaitKept();

@@ -184,7 +184,7 @@ class Executors final : public forward::Group {
   uint64_t finishing_ns_ = 0;  // until it was finished, when it was last found so
   CodeStates code_;            // variables of code that ran
 
-  // Regions that were removed and are not released: who needs their room waits.
+  // Regions that were removed and are not released: operations that need their room wait.
   std::mutex releasing_;  // above the home's
   std::condition_variable released_;
   size_t leaving_ = 0;

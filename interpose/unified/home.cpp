@@ -26,14 +26,13 @@ namespace {
 constexpr size_t kMostRegions = 4096;  // of one record
 constexpr uint64_t kNoLimit = UINT64_MAX;
 constexpr uint64_t kTooMuch = uint64_t{1} << 40;  // pages: above every other cost
-// What it costs that all moves, in pages that might move instead: the wait until the former
-// executor has nothing to do, and most often the way back. Where there is room for few pages each
-// of them counts.
+// The cost of a migration, in pages that might move instead: the wait until the former executor has
+// nothing to do, and most often the way back. With room for few pages each of them counts.
 constexpr uint64_t kMove = 12;
 constexpr uint64_t kFewPages = 256;
 uint64_t moveOfAll(uint64_t room) { return std::min(kMove, room / kFewPages); }
-// What is new leaves one part of so many of an executor's room to what comes and goes, and what
-// comes and goes may take as much beyond it: else a few pages would drive out what stays.
+// New pages leave one part of so many of an executor's room to what comes and goes, and what comes
+// and goes may take as much beyond it: else a few pages would drive out what stays.
 constexpr uint64_t kSlack = 32;
 // How often a program that has made a turn twice is taken to make it for each time that it did.
 constexpr uint64_t kAgain = 4;
@@ -135,7 +134,7 @@ uint64_t Home::freePages() const {
 
 // --- operations ----------------------------------------------------------------------------------
 
-// Of one that is there for operations; null: none is.
+// The extent of one that is there for operations; null: none is.
 Home::ExtentId Home::extentOf(uint64_t address) const {
   const uint64_t at = (address - base_) / kPageBytes;
   if (address < base_ || at >= extent_at_.size()) return directory::kNone;
@@ -269,7 +268,8 @@ void Home::eachStillAt(unsigned executor, const Turns::Turn& turn, Each each) co
   }
 }
 
-// Where `at` has room for what a short turn uses that all would go to `there` for.
+// The first page of a region for which all would go to `there` for a short turn, if `at` has room
+// for the turn's pages.
 std::optional<uint64_t> Home::shortTurn(unsigned at, unsigned there,
                                         std::span<const Run> runs) const {
   std::optional<uint64_t> found;
@@ -284,7 +284,7 @@ std::optional<uint64_t> Home::shortTurn(unsigned at, unsigned there,
   return found;
 }
 
-// What the turn uses comes, and its operations find it here.
+// The turn's pages come, and its operations find them here.
 void Home::unite(unsigned executor, uint64_t cause, Age age) {
   const auto agent = static_cast<directory::AgentId>(executor);
   if (extent_at_[cause] == directory::kNone) return;
@@ -426,7 +426,8 @@ uint64_t Home::stepOf(unsigned executor) const {
   return std::clamp<uint64_t>(holds_[executor] / kStepShare, 1, kMostInStep);
 }
 
-// Who can hold the most beside what it has, and a step more; nullopt: nobody anything.
+// The executor that can hold the most beside what it has, and a step more; nullopt: none can hold
+// anything.
 std::optional<uint8_t> Home::roomiest(unsigned but) const {
   std::optional<uint8_t> best;
   uint64_t most = 0;
@@ -447,7 +448,7 @@ bool Home::makeRoom(unsigned executor, std::span<const Named> named) {
   if (then <= holds_[executor]) return false;
   const uint64_t pushed =
       pushOut(executor, std::min(then - holds_[executor], stepOf(executor)), runs);
-  // Where nobody has room, the operation's pages come first: who had them has room then.
+  // If nobody has room, the operation's pages come first: their former owner has room then.
   if (pushed == 0 && pullIn(executor, stepOf(executor), runs) == 0) return false;
   const Status asked = carryOut();
   assert(asked.ok());
@@ -652,7 +653,7 @@ Status Home::hear(unsigned executor, const Message& message) {
   if (of_extent && message.extent < page_of_.size()) {
     const directory::AgentId owner = directory_.owner(message.extent);
     const bool rests = directory_.phase(message.extent) == directory::Phase::kRest;
-    // Where it was whole and still is, it stays settled.
+    // A region stays settled whose extent rests where the region is.
     if (Region* const region = page_of_[message.extent].region;
         region != nullptr && !(rests && owner == settledAt(*region)))
       setSettled(*region, kNowhere);
@@ -690,7 +691,7 @@ Status Home::receive(unsigned executor, std::span<const std::byte> record) {
   return {};
 }
 
-// What an executor says of the link is for people to see, and nothing follows from it.
+// An executor's figures of the link are for people to see, and nothing follows from them.
 void Home::noteFigures(unsigned executor, std::span<const std::byte> body) {
   forward::FiguresRecord figures;
   std::memcpy(&figures, body.data(), sizeof figures);

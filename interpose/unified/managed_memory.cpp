@@ -165,7 +165,7 @@ CUresult ManagedMemory::streamOf(uint64_t context, CUstream* stream) {
 
 Status ManagedMemory::add(uint64_t base, uint64_t bytes, uint64_t context, unsigned flags) {
   const auto pages = static_cast<uint32_t>((bytes + kPageBytes - 1) / kPageBytes);
-  // What the CPU sees lies where nothing of the program's may be.
+  // The CPU's view lies where nothing of the program's may be.
   if (mmap(pointer(base), pages * kPageBytes, PROT_NONE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
     return Error{base::format("managed memory of {}: its addresses are in use here ({})",
@@ -252,7 +252,7 @@ void ManagedMemory::serve() {
   while (!stopping_) {
     std::array<pollfd, 2> waits{{{bell_.get(), POLLIN, 0}, {faults_->descriptor(), POLLIN, 0}}};
     poll(waits.data(), waits.size(), -1);
-    // One at a time: who waits for a page that is published is not in the queue any more. Served
+    // One at a time: a thread that waits for a published page is not in the queue any more. Served
     // late, its fault would take the page from a launch that was made since.
     UserFault fault;
     if (stopping_ || faults_->read({&fault, 1}) == 0) continue;
@@ -269,17 +269,17 @@ void ManagedMemory::serve() {
   end();
 }
 
-// What was launched may still write what the CPU touches. `stream`: what alone may use it, in that
-// context; null: anything.
+// Launched work may still write what the CPU touches. `stream`: the only one that may use it, in
+// that context; null: anything.
 void ManagedMemory::awaitWork(uint64_t context, CUstream stream) {
-  // To synchronise would end a capture. A function that is not over may be who touches.
+  // To synchronise would end a capture. A function that is not over may be the one that touches.
   const auto isNoUse = [this] {
     return stopping_ || session_.ended() || session_.functions().outstanding();
   };
   if (forward::capturing() || isNoUse()) return;
   session_.group()->awaitKept();
   const auto begun = std::chrono::steady_clock::now();
-  // Of the default stream of each thread nobody knows whose it is.
+  // Nobody knows whose the default stream of a thread is.
   if (stream == CU_STREAM_PER_THREAD) stream = nullptr;
   std::vector<uint64_t> contexts{context};
   if (stream == nullptr) contexts = forward::contextsOf(session_);
@@ -321,7 +321,8 @@ void ManagedMemory::serve(const UserFault& fault) {
   At& at = region->at[page];
   if (at == At::kLost) return faults_->wake(place, kPageBytes);
   if (at == At::kView) return bring(*region, page, fault);
-  // It is here: it was published meanwhile, the program has dropped it, or this is the first write.
+  // The page is here: it was published meanwhile, the program has dropped it, or this is the first
+  // write.
   if (at == At::kRead && fault.write) {
     at = At::kWritten;
     faults_->allowWrites(place, kPageBytes);

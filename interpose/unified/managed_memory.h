@@ -1,9 +1,9 @@
-// Managed memory of a view over several executors (cuMemAllocManaged). Its pages are the home's, as
+// Managed memory of a view over several executors (cuMemAllocManaged). The pages are the home's, as
 // those of cuMemAlloc: they spread over all executors, and operations go where they are. The
 // program's CPU uses them at the same addresses, in turns with the GPUs, as CUDA has it where a
 // device has no concurrent managed access: the CPU touches nothing while kernels run that may use
-// it. So the CPU is no agent of the directory. What it has it has taken by a copy, as a program
-// that calls cuMemcpyDtoH, and gives back by one before the next operation.
+// it. So the CPU is no agent of the directory. The CPU takes pages by a copy, as a program that
+// calls cuMemcpyDtoH, and gives them back by one before the next operation.
 //
 //   page       kView: executors have it, a touch of the CPU's is a fault -> kRead: a copy of it is
 //              in the CPU's frame, which a write still faults at -> kWritten: the frame has the
@@ -14,23 +14,23 @@
 //
 // A fault waits until all that was sent has ended, then copies the page, and more of them where a
 // thread touches one after the other (coherence/cpu/touches.h). Behind host functions it does not
-// wait: the function may be who touches. What the program has attached to the host
-// (CU_MEM_ATTACH_HOST) does not wait either; what it has attached to a stream waits for that one.
-// Both stay with the CPU until an operation names them, or may use them without a name: in that
-// stream, in a graph, behind a host function.
+// wait: the touch may be the function's. Nor does a fault wait for memory attached to the host
+// (CU_MEM_ATTACH_HOST); for memory attached to a stream it waits for that one. Both stay with the
+// CPU until an operation names them, or may use them without a name: in that stream, in a graph,
+// behind a host function.
 //
 // Copies go in a stream of their own for each context, so no fault waits for the program's streams,
 // and to the executor that owns the page, whichever is active and wherever the page is to go: so
 // nothing moves for them, and no operation that is submitted there is in their way.
 //
-// What can't go back stays with the CPU, and the operation fails.
+// Pages that can't go back stay with the CPU, and the operation fails.
 //
 // Owner: the session's executors. Threads: one serves faults, from the first allocation until
-// stop(). It makes calls. So no thread touches managed memory with a lock that a call needs: what a
-// call sends while the group's order is held is copied before (GroupCall), and what it tells is
-// written without one. Nor does a handler of the program's run on a thread that has such a lock
-// (interpose/forward/locks.h). Thread-safety: any thread. Locks: mutex_, held while pages are
-// copied, above the group's order; ranges_mutex_, a leaf (interpose/forward/locks.h).
+// stop(). The thread makes calls. So no thread touches managed memory with a lock that a call
+// needs: what a call sends while the group's order is held is copied before (GroupCall), and what
+// it tells is written without one. Nor does a handler of the program's run on a thread that has
+// such a lock (interpose/forward/locks.h). Thread-safety: any thread. Locks: mutex_, held while
+// pages are copied, above the group's order; ranges_mutex_, a leaf (interpose/forward/locks.h).
 #pragma once
 
 #include <cuda.h>
@@ -76,24 +76,25 @@ class ManagedMemory {
   ManagedMemory(const ManagedMemory&) = delete;
   ManagedMemory& operator=(const ManagedMemory&) = delete;
 
-  /// Whether faults of the CPU are served here; why not is told once. Starts what serves them.
+  /// True if faults of the CPU are served here; why not is told once. Starts the thread that serves
+  /// them.
   bool available();
   /// The allocation of so many bytes at `base`, which begins a page, is managed from now on; it
   /// ends with `context`. The Error is one line.
   Status add(uint64_t base, uint64_t bytes, uint64_t context, unsigned flags);
-  /// It is freed, if it is managed. A touch is a SIGSEGV from now on.
+  /// The allocation is freed, if it is managed. A touch is a SIGSEGV from now on.
   void remove(uint64_t base);
   void contextGone(uint64_t context);
   std::optional<forward::ManagedRange> at(uint64_t address);
-  /// Whether there is any.
+  /// True if there is any.
   bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
-  /// Who uses the allocation from now on, as Group::attachManaged().
+  /// Sets the users of the allocation from now on, as Group::attachManaged().
   void attach(uint64_t base, unsigned flags, CUstream stream);
 
   /// An operation is about to be sent: on success the executors have all pages that it may use.
   /// Costs one load where the CPU has none.
   CUresult give(const forward::ManagedUse& use);
-  /// The program ends: no fault is served any more. A touch of what the CPU has not got is a
+  /// The program ends: no fault is served any more. A touch of a page that the CPU has not got is a
   /// SIGBUS. Waits for that for a second at most.
   void stop() noexcept;
 

@@ -127,7 +127,7 @@ void PageLinks::listen(Link& link) {
   }
 }
 
-// Whoever takes a record writes it before another is taken.
+// The thread that takes a record writes it before another is taken.
 void PageLinks::push(Link& link) {
   const std::lock_guard order(link.order);
   bool any = false;

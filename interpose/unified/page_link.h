@@ -1,11 +1,11 @@
 // The home's links to the workers of its executors: for each a channel of pages beside that of
-// calls, with a connection and a thread of its own (forwarding/wire/pages_wire.h). What comes over
-// it the home is given (Home::receive); what the home has for an executor goes out over it, in the
-// order in which it is taken (Home::take).
+// calls, with a connection and a thread of its own (forwarding/wire/pages_wire.h). Messages that
+// come over it are given to the home (Home::receive); the home's for an executor go out over it, in
+// the order in which they are taken (Home::take).
 //
-// Of one link: closed -> up (open) -> lost, or closed again; final. A connection that is lost is
-// made again within the session's grace time, and nothing is lost by that (calls::Channel). Only
-// then is the executor lost, and its user told, once.
+// States of one link: closed -> up (open) -> lost, or closed again; final. A connection that is
+// lost is made again within the session's grace time, and nothing is lost by that (calls::Channel).
+// Only then is the executor lost, and its user told, once.
 //
 // Owner: the session of several executors, for as long as its executors are up. Thread-safety:
 // flush() from any thread, also while the home is used by others; open() once for each executor,
@@ -43,7 +43,7 @@ class PageLinks {
     /// An executor has said something, and the home has heard it: operations may be complete,
     /// regions released. May be empty.
     std::function<void()> heard;
-    /// Where the bytes of that executor's link are counted; null: nowhere. May be empty.
+    /// The counters of that executor's link; null: nothing is counted. May be empty.
     std::function<status::LinkBytes*(unsigned executor)> counted = {};
   };
 
@@ -54,11 +54,11 @@ class PageLinks {
 
   /// Connects to that executor's worker, and listens from now on. The Error is half a line.
   Status open(unsigned executor, const PageRoute& route);
-  /// What the home has for its executors is on its way. After each change of the home: add, remove,
-  /// send, cancel. What it has for an executor whose link is not open yet waits for that. Costs
+  /// Sends the messages that the home has for its executors. After each change of the home: add,
+  /// remove, send, cancel. Messages for an executor whose link is not open yet wait for that. Costs
   /// nothing where the home has nothing for anybody.
   void flush();
-  /// Before the sessions are left: what is lost from now on is nobody's loss. Ends the threads.
+  /// Before the sessions are left: a loss from now on is nobody's. Ends the threads.
   void close();
 
  private:

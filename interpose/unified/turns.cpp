@@ -24,7 +24,7 @@ void Turns::begin(unsigned executor, uint64_t cause) {
   if (turn_ != 1 && present_.pages != 0) {
     if (known_.size() >= kMostKnown && !known_.contains(cause_)) known_.clear();
     Turn& known = known_[cause_];
-    // Where all goes on to a third executor one of the two moves would be left.
+    // If all goes on to a third executor, one of the two moves would be left.
     const uint64_t paid = executor == from_ ? price_ : price_ / 2;
     const bool again = known.executor == ended && present_.pages <= known.pages;
     present_.times = again ? known.times + 1 : 1;

@@ -1,5 +1,5 @@
 // The unified view: ONE device of all GPUs that the program's gpunodes have.
-// Of several GPUs executors.h decides where calls go.
+// With several GPUs executors.h decides where calls go.
 //
 // Handles. A handle that the program holds is a number that means the same at every executor (a
 // gpunode's worker with a GPU). Nothing is translated on the program's side: a call's record goes
@@ -13,8 +13,8 @@
 //                           (Names in wire.h); the executor binds what is new among them to these
 //                           in their order. So a call that makes something can go to several
 //                           executors, also at once, and what it makes has one number.
-//                           Of what the driver alone knows the number of (nodes at a capture's
-//                           tail) as many are drawn as there never are.
+//                           Handles whose count only the driver knows (nodes at a capture's tail)
+//                           get as many numbers as there never are.
 //   by an executor          for what only an answer of its own tells of. The executor's slot is in
 //                           the number, so no two are the same.
 //
@@ -23,8 +23,8 @@
 // States of a number, at an executor: unknown -> bound (a call that made it, or binds it) -> gone
 // (its object was destroyed, or ended with its context or library). Nodes of a graph that is gone
 // stay bound. A node to which a driver gives the handle of one has a number of its own all the
-// same: which handles come again differs from driver to driver. Who moves them: the worker that
-// makes the call, under HandleTable's mutex. The program's side keeps no table of numbers. All of a
+// same: which handles come again differs from driver to driver. The worker that makes the call
+// moves them, under HandleTable's mutex. The program's side keeps no table of numbers. All of a
 // program's handles are of its one unified session (sessionOfHandle). So to encode a call costs no
 // lookup and no lock, and discrete sessions know nothing of it.
 //
@@ -32,10 +32,10 @@
 // objects: contexts, streams, allocations, captures (session_parts.h). An executor owns the
 // objects.
 //
-// Functions. What the view answers differently from forwarded mode is ol_unified_<symbol>, written
-// by hand; what can't be in it has the fact `exports` in the specification and is a refusal that
-// names itself; everything else is forwarded mode's own function. Which it is is decided when a
-// symbol is resolved, once.
+// Functions. A function that the view answers differently from forwarded mode is
+// ol_unified_<symbol>, written by hand; one that can't be in it has the fact `exports` in the
+// specification and is a refusal that names itself; everything else is forwarded mode's own
+// function. The choice is made when a symbol is resolved, once.
 //
 // Thread-safety: any thread. Locks: none of its own.
 #pragma once
@@ -48,13 +48,13 @@
 
 namespace olpager::unified {
 
-/// Gives what a view over several gpunodes tells of its executors; for the life of the process.
+/// Gives the counters of a view over several gpunodes; for the life of the process.
 using CountersSource = status::UnifiedCounters& (*)();
 
 /// From now on the program's sessions are made for one device. Before the first of them, and once.
 void configure(const base::Settings& settings, CountersSource counters);
 
-/// What the view has in the place of forwarded mode's function; null: nothing. Generated.
+/// The view's function in the place of forwarded mode's; null: none. Generated.
 void* unifiedFunction(api::Symbol symbol);
 
 /// Can't be in the unified view: CUDA_ERROR_NOT_SUPPORTED, and a line once.

@@ -114,7 +114,8 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   changed_.notify_all();
 }
 
-// Under the mutex. Of the first connection: a second's outage is no end, a memserver's own word is.
+// Under the mutex. Only the first connection gives up: a second's outage is no end, a memserver's
+// own word is.
 void ClientCore::attemptFailed(const std::string& why, bool answered) {
   if (figures_.connects != 0 || !first_error_.empty()) return;
   if (!answered && bootMs() < opened_ms_ + kFirstMs) return;
@@ -154,7 +155,7 @@ void ClientCore::connected(Result<LinkPtr> link) {
   std::string why = link.ok() ? "" : link.error().message;
   if (link.ok()) {
     last_link_ = link.value()->id();
-    // Its kDown has been passed over if it is down already; else it is still to come.
+    // The link's kDown has been passed over if it is down already; else it is still to come.
     if (link.value()->state() == transport::LinkState::kDown) {
       why = base::format("{}: {}", options_.address, link.value()->reason());
     }

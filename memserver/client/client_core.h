@@ -8,7 +8,7 @@
 //   kGreeting -> kEnding as well.
 //
 // A transfer: waiting_ (not with the transport) -> issued (with the transport of the current link)
-// -> done_ (to be told) -> gone. A link that fails puts what was issued back to waiting_; this
+// -> done_ (to be told) -> gone. A link that fails puts issued transfers back to waiting_; this
 // side's transport has then stopped touching its local ranges, and the next link (`replaces`) is up
 // only when the memserver's has, so that no write of the old link can land after one of the new.
 //
@@ -25,8 +25,8 @@
 //
 // Lock: mutex_; nothing of the transport or the Observer is called under it, but Link::state().
 //
-// client.cpp has what callers ask for, client_transfers.cpp the transfers, client_messages.cpp what
-// the memserver says, client_connection.cpp the thread.
+// client.cpp has the calls, client_transfers.cpp the transfers, client_messages.cpp the memserver's
+// messages, client_connection.cpp the thread.
 //
 // The class has more members than most: each of the four looks at most of them, under one lock.
 #pragma once

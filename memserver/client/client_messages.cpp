@@ -212,7 +212,7 @@ void ClientCore::lose(Lock&, SlabId id, const std::string& why) {
       return true;
     });
   }
-  // What is issued ends with its operation.
+  // Issued transfers end with their operations.
   ++figures_.slabs_lost;
   happen(Event::Kind::kSlabLost, base::format("{} MiB are lost: {}", bytes >> 20, why), id, bytes);
 }

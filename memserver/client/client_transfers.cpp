@@ -120,7 +120,7 @@ void ClientCore::issueWaiting() {
     Lock lock(mutex_);
     const auto found = transfers_.find(id);
     if (outcome == Outcome::kOk) {
-      // It may have ended already, or been raised meanwhile.
+      // The transfer may have ended already, or been raised meanwhile.
       if (found == transfers_.end() || !found->second.issued) continue;
       found->second.operation = operation;
       const Class raised = found->second.klass;
@@ -149,7 +149,7 @@ void ClientCore::issueWaiting() {
   }
 }
 
-// The transfer is over; who waits for its slab may go on.
+// The transfer is over; waits for its slab may go on.
 void ClientCore::finish(uint64_t id, TransferResult result) {
   const auto found = transfers_.find(id);
   if (found == transfers_.end()) return;
@@ -185,7 +185,8 @@ void ClientCore::transferEnded(const Completion& completion) {
   } else if (lost) {
     finish(id, TransferResult::kLost);
   } else if (completion.outcome == Outcome::kRevoked) {
-    // Of its own accord: on this link the key was good. Ends this transfer as well.
+    // The memserver did so of its own accord: on this link the key was good. Ends this transfer as
+    // well.
     waiting_[static_cast<size_t>(transfer.klass)].push_front(id);
     lose(lock, slab, "it was taken back");
   } else if (completion.outcome == Outcome::kLinkDown) {

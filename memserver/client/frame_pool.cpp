@@ -9,7 +9,7 @@ uint16_t runMask(unsigned order, unsigned at) {
   return static_cast<uint16_t>(((1u << (1u << order)) - 1u) << at);
 }
 
-// Where a run of this order is free, lowest first; -1: nowhere.
+// The place of a free run of this order, lowest first; -1: there is none.
 int findRun(uint16_t busy, unsigned order) {
   const unsigned pages = 1u << order;
   for (unsigned at = 0; at < FramePool::kBlockPages; at += pages) {

@@ -150,7 +150,7 @@ class Daemon {
     network.tls = options_.tls;
     network.silent_ms = 0;  // a session that is stopped keeps what it has
     network.limits.links = options_.sessions + kSpareLinks;
-    // What a session says is short, and little of it is not answered yet.
+    // Sessions' messages are short, and few of them are unanswered.
     network.limits.message_bytes = protocol::kMaxRequestBytes;
     network.requests = 16;
     network.notices = 4;
@@ -233,7 +233,7 @@ class Daemon {
     return 0;
   }
 
-  // Whether one slab more is to be made: no signal has come, and there is room (others may have
+  // True if one slab more is to be made: no signal has come, and there is room (others may have
   // taken what there was at the start). Any thread, one at a time.
   bool goOn(FillPolicy& policy) {
     for (auto pause = std::chrono::milliseconds(0);; pause = kTouchWait) {
@@ -282,7 +282,7 @@ class Daemon {
     return service_->accept(peer);
   }
 
-  // Its number; 0: none came in this time.
+  // Returns the signal's number; 0: none came in this time.
   int waitForSignal(std::chrono::milliseconds time) {
     const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
     const int signal = std::max(0, sigtimedwait(&ends_, nullptr, &limit));
@@ -321,7 +321,7 @@ class Daemon {
         target = decision.target;
         store_->setTarget(target);
       }
-      // What is free has gone; the rest is with sessions.
+      // Free slabs have gone; the rest is with sessions.
       const uint64_t donated = store_->figures().donated();
       const uint64_t cleaning = store_->figures().cleaning;
       const uint64_t missing = donated - std::min(donated, target + cleaning);
@@ -359,7 +359,7 @@ class Daemon {
       sigwait(&now, &signal);
       _exit(128 + signal);
     }).detach();
-    listeners_.clear();  // first: who is dismissed connects anew
+    listeners_.clear();  // first: a dismissed session connects anew
     service_->dismiss();
     if (second != 0) _exit(128 + second);
     metrics_.reset();

@@ -194,7 +194,7 @@ std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, c
   lease->region = std::move(region.value());
   if (old != session) {
     lease->session = session;
-    // What was wanted back goes with the leases and is said again.
+    // A recall goes with the leases and is said again.
     uint64_t recalled = 0;
     int64_t recall_by_ms = 0;
     std::string recall_why;

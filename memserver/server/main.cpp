@@ -51,8 +51,8 @@ int run(int argc, char** argv) {
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  // It starts none, but where it is a container's process 1 it gets the orphans of others: nobody
-  // is to wait for them.
+  // The daemon starts none, but where it is a container's process 1 it gets the orphans of others:
+  // nobody is to wait for them.
   signal(SIGCHLD, SIG_IGN);
 
   base::CommandLine line(

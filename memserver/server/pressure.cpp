@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kStepMs = 10'000;
 
-// Of /proc/meminfo, in bytes; none if there is no such line.
+// A field of /proc/meminfo, in bytes; none if there is no such line.
 std::optional<uint64_t> field(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -57,7 +57,7 @@ FillPolicy::Answer FillPolicy::next(uint64_t untouched,
                                     const std::function<Result<MemoryStatus>()>& read) {
   if (allowed_ < slab_) {
     const auto status = read();
-    // What can't be read does not end it: it could be read a moment ago.
+    // An unreadable file does not end it: it could be read a moment ago.
     const uint64_t room = status.ok() ? status.value().room() : UINT64_MAX;
     const uint64_t taken = reserve_ + untouched;
     const uint64_t left = room - std::min(room, taken);
@@ -117,7 +117,7 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
   }
   decision.calm = now_ms - pressed_ms_ >= options_.calm_ms;
   if (decision.calm) {
-    // What was not given back in time need not be any more.
+    // Memory that was not given back in time need not be any more.
     target_ = std::max(target_, std::min(donated, options_.configured));
     const bool fits = status.room() >= options_.reserve + 2 * options_.slab;
     if (fits && target_ + options_.slab <= options_.configured && target_ <= donated)

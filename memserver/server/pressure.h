@@ -3,16 +3,16 @@
 // Read: /proc/meminfo, /proc/pressure/memory, and what the cgroup and those above it leave
 // (base/cgroup.h).
 //
-// Policy, decided anew each second. What is wanted back is the most of:
+// Policy, decided anew each second. The amount wanted back is the most of:
 //   - what is missing to the reserve, of the machine's available memory;
 //   - what is missing to a sixteenth (at most the reserve) of free room below the cgroup's limit;
 //   - a sixteenth of what is donated, while PSI is above its thresholds or the cgroup was throttled
 //     at its limit since the last look; not more often than each 10 s, the time over which PSI's
 //     figures are averaged.
-// The target falls at once, to what is donated less what is wanted. With nothing wanted for the
-// calm time it rises, a slab at a time, to what was configured, as long as twice a slab more than
-// the reserve is available. At the start what there was no room for waits for the calm time as
-// well.
+// The target falls at once, to the donated bytes less those wanted. With nothing wanted for the
+// calm time it rises, a slab at a time, to the configured size, as long as twice a slab more than
+// the reserve is available. Memory for which there was no room at the start waits for the calm time
+// as well.
 //
 // Thread-safety: one caller at a time.
 #pragma once
@@ -35,7 +35,7 @@ struct MemoryStatus {
       limit;  // of the cgroup with the least room, as the next two (base::CgroupMemory)
   uint64_t current = 0;
   uint64_t throttled = 0;  // of all
-  /// What more could be used now.
+  /// Bytes that could be used beyond the present.
   uint64_t room() const;
 };
 
@@ -52,8 +52,8 @@ class MemoryReader {
 };
 
 inline constexpr uint64_t kFillLook = 64ull << 20;
-/// Whether memory that is being made leaves the reserve free. Others take memory meanwhile: room is
-/// looked at again after every kFillLook bytes, or slab, that are begun.
+/// Decides, while memory is being made, whether the reserve stays free. Others take memory
+/// meanwhile: room is looked at again after every kFillLook bytes, or slab, that are begun.
 class FillPolicy {
  public:
   enum class Answer : uint8_t {

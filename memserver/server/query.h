@@ -1,4 +1,4 @@
-// What a running daemon says of itself: olmemserver --state. Asked over the ordinary connection.
+// Asks a running daemon for its status: olmemserver --state. Asked over the ordinary connection.
 #pragma once
 
 #include <string>

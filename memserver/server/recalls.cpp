@@ -89,7 +89,7 @@ void Service::take(const SessionPtr& session, uint64_t bytes) {
     const auto notice =
         protocol::encode({0, protocol::Revoked{victims, "the memserver needed the memory"}});
     tell(session, MessageClass::kNotice,
-         notice);  // who does not take it learns it from its next access
+         notice);  // a session that does not take it learns it from its next access
     working_.fetch_sub(1);
   });
 }

@@ -50,7 +50,7 @@ Result<transport::Accepted> Service::accept(const transport::PeerInfo&) {
   return transport::Accepted{transport::makeDomain(store_.domain()), queue_};
 }
 
-// It greets: whether there is a place for it.
+// The session greets: true if there is a place for it.
 bool Service::admit(const SessionPtr& session) {
   SessionPtr goes;
   {
@@ -145,8 +145,8 @@ void Service::takeCompletions() {
   }
 }
 
-// A renewal is answered at once: who gets no answer gives all up that it has here. False: it is
-// none, or its turn is with the rest.
+// A renewal is answered at once: a session without an answer gives all up that it has here. False:
+// it is none, or its turn is with the rest.
 bool Service::renew(const SessionPtr& session, const Completion& completion) {
   if (completion.kind != Completion::Kind::kMessage || !session->greeted.load()) return false;
   const transport::Message& request = completion.message;
@@ -217,8 +217,8 @@ void Service::closeFor(const SessionPtr& session, const std::string& wrong) {
   session->link->close("this is a memserver (--memserver), and its protocol was broken: " + wrong);
 }
 
-// Who does not take what it asked for would never learn of it. A link that fails otherwise says so
-// by itself.
+// A session that does not take its answers would never learn of it. A link that fails otherwise
+// says so by itself.
 Outcome Service::tell(const SessionPtr& session, MessageClass klass,
                       const std::vector<std::byte>& bytes) {
   const Outcome outcome = session->link->send(klass, bytes);
@@ -439,14 +439,14 @@ void Service::runClocks(const SessionPtr& session, int64_t now) {
     }
     // Off this thread: the end of a registration may have to wait.
     working_.fetch_add(1);
-    // What has none any more had it claimed over a new connection.
+    // A session without leases had them claimed over a new connection.
     arena_.enqueue([this, session, empty] {
       endSession(session, empty ? Cause::kEnded : Cause::kExpired);
       working_.fetch_sub(1);
     });
     return;
   }
-  // What waits here for its turn is not its fault.
+  // A message that waits here for its turn is not its fault.
   if (!session->greeted.load() && session->queued.load() == 0 &&
       now - session->renewed_ms.load() >= options_.greet_ms && !session->closed.exchange(true)) {
     const About about(*session);
@@ -468,7 +468,7 @@ void Service::dismiss() {
     bool listens = false;
     for (const auto& session : allSessions()) {
       if (session->link->state() != transport::LinkState::kUp || !session->greeted.load()) continue;
-      listens = true;  // who has no room for a notice now is told later
+      listens = true;  // a session without room for a notice now is told later
       if (told.count(session->number) == 0 &&
           tell(session, MessageClass::kNotice, notice) == Outcome::kOk)
         told.insert(session->number);

@@ -1,10 +1,10 @@
-// Who has what: sessions, their leases, their quotas, and the answers to their messages.
+// The memserver's sessions, their leases and quotas, and the answers to their messages.
 //
-// A session is one connection. Its leases are attached to it: registered in the connection's own
-// domain, under keys that mean nothing elsewhere. When the connection is down the session is
-// detached, and its leases wait for a session with the same key's name that shows their ids
-// (kAttach); they are then registered anew, after the old registration has ended. What nobody has
-// claimed when the lease time is over is ended.
+// A session is one connection. The session's leases are attached to it: registered in the
+// connection's own domain, under keys that mean nothing elsewhere. When the connection is down the
+// session is detached, and its leases wait for a session with the same key's name that shows their
+// ids (kAttach); they are then registered anew, after the old registration has ended. Leases
+// unclaimed at the end of the lease time are ended.
 //
 // The end of a lease, always in this order: it is taken from the table (its id is unknown from here
 // on); its registration ends (nothing touches the memory any more); the slab is zeroed, or replaced
@@ -13,10 +13,10 @@
 // that keeps that from happening for kEndMs is closed. Nor does who attaches a lease whose old
 // registration has not ended: it is told to come again.
 //
-// Places. As many sessions as `most_sessions` are connected at a time. Where all places are taken
-// one that holds no memory makes room (coherence/transport/making_room.h): at once for another key
-// or address that has fewer of those, else when it has held none for the lease time. Where few
-// places for links are left one that has not greeted makes room likewise.
+// Places. As many sessions as `most_sessions` are connected at a time. When all places are taken, a
+// session that holds no memory makes room (coherence/transport/making_room.h): at once for another
+// key or address that has fewer of those, else when it has held none for the lease time. When few
+// places for links are left, a link that has not greeted makes room likewise.
 //
 // Threads: one takes completions and hands each to its session's queue, which is worked off in
 // order on the arena's threads, one at a time for each session, kTurn of them before the next
@@ -56,7 +56,7 @@ inline constexpr unsigned kTurn = 32;
 /// for the state, and to ask again. Sessions greet as soon as they are connected; who asks less
 /// often connects anew.
 inline constexpr uint32_t kGreetMs = 10'000;
-/// Links beside those of most_sessions, so that who asks for the state finds a place.
+/// Links beside those of most_sessions, so that a question for the state finds a place.
 inline constexpr uint32_t kSpareLinks = 64;
 
 struct ServiceOptions {
@@ -95,20 +95,20 @@ class Service {
   /// For Endpoint::listen().
   Result<transport::Accepted> accept(const transport::PeerInfo& peer);
 
-  /// Wants this much back from the sessions, in all, within this time; replaces what was wanted
-  /// before. 0: nothing any more.
+  /// Wants this much back from the sessions, in all, within this time; replaces an earlier wish. 0:
+  /// nothing any more.
   void recall(uint64_t bytes, uint32_t deadline_ms, const std::string& why);
   /// Lends nothing new from here on.
   void stopLending();
-  /// Tells every session that what it has here is gone, so that none waits for its lease to run
-  /// out, and gives them a moment to hang up. The last thing that is done with it.
+  /// Tells every session that its memory here is gone, so that none waits for its lease to run out,
+  /// and gives them a moment to hang up. The last thing that is done with it.
   void dismiss();
   uint64_t lentBytes() const;
   /// Wanted back and not yet released.
   uint64_t recalledBytes() const;
   ServiceFigures figures() const;
-  /// Of the sessions those from number `first` on. `asker` sees those of its key; one over shared
-  /// memory is this daemon's own user and sees all, as nullptr does.
+  /// Status with the sessions from number `first` on. `asker` sees those of its key; one over
+  /// shared memory is this daemon's own user and sees all, as nullptr does.
   status::Status status(uint64_t first, const transport::PeerInfo* asker) const;
 
  private:

@@ -38,7 +38,7 @@ struct Service::Session {
   std::atomic<bool> ending{false};  // its time is over
   std::atomic<bool> closed{false};  // by the service; its kDown comes
 
-  // What the log says of it (base::LogAbout).
+  // The session's name in the log (base::LogAbout).
   std::string numberText() const { return std::to_string(number); }
   std::atomic<uint64_t> most_bytes{0};  // that it has had
   void noteMost() {

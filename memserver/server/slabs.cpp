@@ -147,7 +147,7 @@ Status SlabStore::fill(SlabKind kind, const std::function<bool(uint64_t)>& more)
                       [&](const tbb::blocked_range<uint64_t>& range) {
                         for (uint64_t i = range.begin(); i != range.end() && !stop.load(); ++i) {
                           {
-                            // One at a time: who asks next is told of what this one begins.
+                            // One at a time: the next caller is told of what this one begins.
                             std::lock_guard asking(ask_mutex);
                             if (stop.load()) return;
                             if (!more(figures().donated())) {

@@ -38,7 +38,7 @@ struct SlabOptions {
   int numa_node = -1;             // preferred; -1: as the system likes
   bool huge = true;               // ask for transparent huge pages
   bool lock = true;               // keep it from being swapped, as far as the limits allow
-  /// Where slabs are registered; sessions' domains are within it.
+  /// The domain where slabs are registered; sessions' domains are within it.
   transport::DomainPtr domain = transport::makeDomain();
 };
 
@@ -88,9 +88,9 @@ class SlabStore {
 
   /// Makes slabs up to the target, in parallel. Before each of them `more` is told the bytes that
   /// are there, from several threads, one at a time; where it says false no more are begun. Stops
-  /// at the first that can't be made: the Error says why. What was made stays.
+  /// at the first that can't be made: the Error says why. Slabs made before stay.
   Status fill(SlabKind kind, const std::function<bool(uint64_t)>& more);
-  /// Bytes of what fill() has begun that are not touched yet: the system counts them as available.
+  /// Bytes begun by fill() that are not touched yet: the system counts them as available.
   uint64_t untouched() const { return untouched_.load(); }
   /// Makes one more if there are fewer than the target; false when there aren't or none can be
   /// made.
@@ -100,7 +100,7 @@ class SlabStore {
   SlabPtr take(SlabKind kind);
   /// `handed_out`: a session has its memfd. Returns at once.
   void giveBack(SlabPtr slab, bool handed_out);
-  /// What there may be. Free slabs beyond it go at once, others when they become free.
+  /// The most bytes of slabs. Free slabs beyond it go at once, others when they become free.
   void setTarget(uint64_t bytes);
   Figures figures() const;
   uint64_t slabBytes() const { return options_.bytes; }

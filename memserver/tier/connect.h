@@ -27,8 +27,8 @@ using EndpointMaker =
     std::function<Result<std::unique_ptr<transport::Endpoint>>(const transport::Options&)>;
 
 /// Connects to all memservers. Blocks until each one has answered; one that can't be reached for
-/// two seconds is an Error that names it. Where each page has two replicas it is as one that was
-/// lost, as long as another one is there.
+/// two seconds is an Error that names it. With two replicas of each page such a memserver counts as
+/// a lost one, as long as another one is there.
 ///
 /// The tier has two threads of its own, beside those of its Clients. A
 /// memserver whose connection is lost delays a transfer by as long as that takes to notice

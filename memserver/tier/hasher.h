@@ -1,4 +1,4 @@
-// Hashes what comes from memservers, faster than one core can read memory.
+// Hashes pages that come from memservers, faster than one core can read memory.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace olpager::memserver {
 
-/// Threads that help whoever calls hash(). One core reads some 5 to 10 GB/s from memory, which is
+/// Threads that help the callers of hash(). One core reads some 5 to 10 GB/s from memory, which is
 /// less than several memservers send.
 ///
 /// Thread-safety: one call of hash() at a time; from any thread.
@@ -22,7 +22,7 @@ class Hasher {
   /// As suits this machine: one helper for each four processors beyond the first, three at most.
   static unsigned helpersHere();
 
-  /// Where the system gives no thread, there are fewer helpers.
+  /// If the system gives no thread, there are fewer helpers.
   explicit Hasher(unsigned helpers = helpersHere());
   ~Hasher();
   Hasher(const Hasher&) = delete;
@@ -35,7 +35,7 @@ class Hasher {
   void help();
   void takePages();
 
-  // Of the call in progress. Written by the caller while no helper is inside.
+  // State of the call in progress. Written by the caller while no helper is inside.
   const std::byte* memory_ = nullptr;
   std::vector<pager::ContentHash> pages_;
   std::atomic<size_t> next_{0};  // page that nobody has begun: relaxed, the mutex orders the rest

@@ -1,12 +1,11 @@
 // Memory of transfers that stays registered. A network card takes long to pin memory, and the
 // pager's host chunks are used again and again: each is made known to cards by its first transfer,
-// and stays so until KeptRegions::letGo(). Where no link has a card, a region that stays is an
+// and stays so until KeptRegions::letGo(). Without a card at any link, a region that stays is an
 // entry in a table.
 //
-// What may stay pinned is bounded: by half of what the process may pin (ulimit -l; the other half
-// is for transfers beyond the bound, which register their memory for themselves, as hedges and
-// moves do), and, once a card has refused memory, by half of what was pinned then. Either is told
-// once.
+// Pinned memory is bounded: by half of what the process may pin (ulimit -l; the other half is for
+// transfers beyond the bound, which register their memory for themselves, as hedges and moves do),
+// and, once a card has refused memory, by half of what was pinned then. Either is told once.
 //
 // Thread-safety: use() and done() are one thread's, the tier's worker; letGo() any thread's. Lock:
 // mutex_, a leaf: regions end without it.
@@ -24,7 +23,7 @@ namespace olpager::memserver {
 
 using SharedRegion = std::shared_ptr<transport::Region>;
 
-/// Half of what the process may pin; UINT64_MAX where there is no limit.
+/// Half of the memory that the process may pin; UINT64_MAX where there is no limit.
 uint64_t mostPinned();
 
 class KeptRegions {

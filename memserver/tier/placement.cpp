@@ -1,4 +1,4 @@
-// Which memserver gets what, in which frames; how much can be held.
+// Places copies: which memserver gets which, in which frames; how much can be held.
 //
 // A replica need not lie in one piece: where no run of its size is free it is cut into smaller
 // ones, down to pages, so that what is free can be used whatever came and went before, and whatever
@@ -71,8 +71,9 @@ bool MemserverTier::leaseMayHelp(const Copy& copy, uint64_t bytes) {
   return helps;
 }
 
-// Who has half of all that is free, or more, is taken whenever it can be: else its room could not
-// be used when two replicas need two memservers. Otherwise: much room, little under way, fast.
+// A memserver with half of all that is free, or more, is taken whenever it can be: else its room
+// could not be used when two replicas need two memservers. Otherwise: much room, little under way,
+// fast.
 std::optional<MemserverTier::Replica> MemserverTier::place(const Copy& copy,
                                                            std::optional<unsigned> also,
                                                            bool to_stay) {
@@ -149,9 +150,9 @@ void MemserverTier::freeFrames(Server& server, const Frames& frames) {
   if (server.leaving && server.pool.usedBytes() == 0) releaseEmpty(server);
 }
 
-// Where a memserver wants everything back (it ends), its copies move to others as far as these have
+// If a memserver wants everything back (it ends), its copies move to others as far as these have
 // room. With the rest the program goes on where they are, until they are gone. For that some of it
-// has to be free: without, nothing can change place any more. Whether the slab is part of that.
+// has to be free: without, nothing can change place any more. True if the slab is part of that.
 bool MemserverTier::isTurningRoom(const Server& server, SlabId slab) {
   const uint64_t used = server.pool.usedBytes();
   return server.leaving && used != 0 &&

@@ -79,7 +79,7 @@ MemserverTier::~MemserverTier() {
   if (lender_.joinable()) lender_.join();
   if (worker_.joinable()) {
     worker_.join();
-    look();  // for who reads the counters at the end
+    look();  // for readers of the counters at the end
   }
   tellLosses(true);
   // Each may take a second to say goodbye.
@@ -144,8 +144,8 @@ void MemserverTier::receive(uint64_t id, void* memory, uint64_t bytes, bool urge
   put(std::move(note), urgent);
 }
 
-// What the worker has not begun goes before what is not urgent. Callers that wait ask again and
-// again: it is noted once.
+// A transfer that the worker has not begun goes before those that are not urgent. Callers that wait
+// ask again and again: it is noted once.
 void MemserverTier::raise(uint64_t id) {
   {
     std::lock_guard lock(mutex_);
@@ -414,8 +414,7 @@ void MemserverTier::transferred(uint64_t number, TransferResult result) {
                  pass.bytes);
     }
     servers_[pass.server]->alive_at_ms = monotonicMs();
-    if (std::any_of(servers_.begin(), servers_.end(),
-                    [](const auto& one) { return one->stalled; }))
+    if (std::any_of(servers_.begin(), servers_.end(), [](const auto& one) { return one->stalled; }))
       reconsider();
   }
   switch (pass.kind) {
@@ -443,11 +442,11 @@ void MemserverTier::startSend(Note& note) {
   copy.memory = note.memory;
   copy.urgent = note.urgent;
   copy.attempts = 0;
-  // Its frames are written over where they can be reached.
+  // The replica's frames are written over where they can be reached.
   for (size_t i = copy.replicas.size(); i-- > 0;) {
     Replica& replica = copy.replicas[i];
     const Server& server = *servers_[replica.server];
-    // Where everything is wanted back nobody else may have room.
+    // If everything is wanted back nobody else may have room.
     const bool leaving =
         !server.leaving &&
         std::any_of(replica.frames.begin(), replica.frames.end(),
@@ -738,7 +737,7 @@ void MemserverTier::finish(uint64_t id, bool sent, Outcome outcome, pager::Conte
   must_wake_ = true;
 }
 
-// What links beyond the room of the counters do is not shown.
+// Links beyond the room of the counters are not shown.
 void MemserverTier::publishRails() const {
   const size_t shown = std::min<size_t>(servers_.size(), pager::kMaxCountedLinks);
   for (size_t i = 0; i < shown; ++i) {

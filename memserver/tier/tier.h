@@ -1,21 +1,21 @@
 // The tier of memservers from within.
 //
-// Threads. The worker does all that is done; everything but what is under mutex_ is its own, so
-// that no Client is called under a lock. What callers ask for and what Clients report are notes to
-// it. The lender waits for leases, which may take long.
+// Threads. The worker does all the work; everything but the state under mutex_ is its own, so that
+// no Client is called under a lock. Callers' requests and Clients' reports are notes to it. The
+// lender waits for leases, which may take long.
 //
 // Locks: mutex_, over the notes, the requests to the lender, the table of hashes that holds()
 // reads, the figures, what has ended. Nothing is called under it. wake_mutex_, held while wake_
 // runs, and by nobody who holds mutex_.
 //
 // Ownership of frames. A frame is free in its server's pool, or a copy's (Replica::frames), or a
-// move's (Move::target). Frames that are written belong to who writes them until the pass has
-// ended; frames that are read may be freed meanwhile: the reader then finds another version, or
-// another hash, and drops what it has read.
+// move's (Move::target). Frames that are written belong to their writer until the pass has ended;
+// frames that are read may be freed meanwhile: the reader then finds another version, or another
+// hash, and drops what it has read.
 //
 // A receive that is late (kLateMs) is read from its other replica as well, into memory of the
-// tier's. Whichever is here first is it: if that is the second, the first's memserver is
-// interrupted, so that nothing writes the caller's memory any more.
+// tier's. The first reply wins: if that is the second, the first's memserver is interrupted, so
+// that nothing writes the caller's memory any more.
 //
 // A pass is one transfer of all bytes of a copy between local memory and the frames of one replica:
 // some reads or writes of a Client, with the pass' number as context.
@@ -43,8 +43,8 @@
 namespace olpager::memserver {
 
 /// Memservers of an overloaded machine fall silent for a while as well: for so long nothing is sent
-/// with fewer replicas than asked for because one is silent. What is on its way to it or from it
-/// goes elsewhere as soon as another one shows that it is better off, or after kStallSureMs.
+/// with fewer replicas than asked for because one is silent. Transfers to or from the silent one go
+/// elsewhere as soon as another one shows that it is better off, or after kStallSureMs.
 inline constexpr int64_t kStallBelievedMs = 3000;
 inline constexpr int64_t kStallSureMs = 1000;
 
@@ -56,8 +56,8 @@ inline constexpr int64_t kLateMs = 100;
 inline constexpr uint32_t kLeaseWaitMs = 500;
 inline constexpr unsigned kMostLateLeases = 2;
 
-/// It has more members than most: placement, hedges and upkeep each use most of what the worker
-/// knows, and what the other threads may see of that lies beside it, under mutex_.
+/// The class has more members than most: placement, hedges and upkeep each use most of what the
+/// worker knows, and the part of it that other threads may see lies beside it, under mutex_.
 class MemserverTier final : public pager::LowerTier {
  public:
   explicit MemserverTier(const TierOptions& options);
@@ -176,7 +176,7 @@ class MemserverTier final : public pager::LowerTier {
     uint64_t version = 0;  // of its bytes
     pager::ContentHash hash;
     std::vector<Replica> replicas;  // at most two, on different servers
-    // Of the transfer:
+    // The transfer:
     void* memory = nullptr;
     SharedRegion region;
     bool urgent = false;    // a launch waits: for the bytes, or for a send's end

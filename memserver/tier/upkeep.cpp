@@ -89,7 +89,7 @@ void MemserverTier::happened(Server& server, const Event& event) {
 
 void MemserverTier::leased(Server& server, const std::vector<Slab>& slabs, bool late) {
   server.leasing = false;
-  // Who is slow has room all the same: sends wait on, and it is asked again with more time
+  // A slow memserver has room all the same: sends wait on, and it is asked again with more time
   // (wantLease).
   if (!slabs.empty()) server.late_leases = 0;
   if (late && server.late_leases < kMostLateLeases) {
@@ -195,14 +195,14 @@ void MemserverTier::trouble(Server& server) {
 
 // Ends what is under way at a memserver, now.
 void MemserverTier::cut(Server& server) {
-  // Where there is no connection to give up, the next that is lost is lost for another reason.
+  // Without a connection to give up, the next that is lost is lost for another reason.
   if (!server.client->interrupt() || !server.up) return;
   server.cut = true;
   server.believed_until_ms = std::max(server.believed_until_ms, monotonicMs() + kStallBelievedMs);
 }
 
-// What has waited for memservers that do not answer, since there was no other, may have another
-// now.
+// Transfers that have waited for memservers that do not answer, since there was no other, may have
+// another now.
 void MemserverTier::reconsider() {
   for (auto& server : servers_) {
     if (!server->usable()) trouble(*server);
@@ -330,7 +330,7 @@ void MemserverTier::moveRead(const Pass& pass) {
   }
   Copy& copy = found->second;
   if (hasher_.hash(move.staging->memory, move.bytes) != copy.hash) {
-    // Its frames may be a newer replica's by now; else they are wrong. Whoever receives it finds
+    // The copy's frames may be a newer replica's by now; else they are wrong. The receiver finds
     // out.
     base::logError(
         "remote memory: memserver %s gave wrong bytes for %llu MiB that were to be copied",
@@ -411,7 +411,7 @@ void MemserverTier::tellLosses(bool all) {
   }
 }
 
-// What a memserver wants back can go nowhere: whose it is should know before it is lost.
+// Copies that a memserver wants back can go nowhere: their owner should know before they are lost.
 void MemserverTier::tellStuck(Server& server) {
   if (server.recalled == 0 || server.recall_text.empty() || !server.usable()) return;
   uint64_t bytes = 0;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr unsigned kScanEvery = 64;  // operations
 constexpr unsigned kScans = 64;      // after a page was given away
-// What was given stays in host memory, of so many pages at most, and of one part of it in so many.
+// Given pages stay in host memory, in at most one part of it in so many.
 constexpr uint64_t kRetainedShare = 16;
 
 }  // namespace
@@ -46,7 +46,7 @@ void Away::forked() noexcept {
 
 Engine& Away::engineOf(directory::ExtentId id) { return *region_of_[id]->engine; }
 
-// Of a region whose pages are all to be forgotten.
+// For a region whose pages are all to be forgotten.
 void Away::drop(Region& region, Lock& lock) {
   AwayRegion& away = *region.away;
   if (away.forgets.size() < region.pages) {  // its context goes, and takes what is here along
@@ -123,7 +123,7 @@ bool Away::over(ToldOperation& operation) {
   if (operation.stage == Stage::kSubmitted) {
     submitted(operation);
   } else if (operation.stage == Stage::kUntold) {
-    // What came for it ahead is nobody's claim any more.
+    // A page that came for it ahead is nobody's claim any more.
     const directory::AgentId self = elsewhere_.agent().id();
     elsewhere_.receive({.kind = directory::MessageKind::kOver,
                         .to = self,
@@ -269,7 +269,7 @@ void Away::post(const directory::Message& message) {
   outbox_.push_back(message);
 }
 
-// What steps have left to be said.
+// Sends the messages that steps have left.
 void Away::flush() {
   retained_.store(elsewhere_.retained(), std::memory_order_relaxed);
   std::span<const directory::Message> left = outbox_;

@@ -1,16 +1,17 @@
-// Pages of a pool that other executors have: the pool as an agent of a directory elsewhere, as
-// managed memory is one of the directory's here (managed/managed.h).
+// Pages of a pool that other executors have. In the unified view of several executors a page of
+// plain device memory is owned by one executor, and travels when another one needs it. This pool is
+// one of the agents between which the home's directory moves the pages; managed memory is the same
+// with a directory in this process (managed/managed.h).
 //
-// In the unified view of several executors all plain device memory is such: a region comes with
-// olpager_agent_region, its extents are of one page each, kAbsent, and are the directory's first,
-// first + 1, ... Once an extent is granted it is an ordinary one: VRAM, host memory and memservers
-// are the engine's to choose. Unlike a managed page it has no place of its own in host RAM; its
-// frame, to other executors, is the host chunk that it is parked in.
+// A region comes with olpager_agent_region. The extents are of one page each, kAbsent, and have the
+// directory's numbers first, first + 1, ... Once an extent is granted it is an ordinary one: the
+// engine chooses between VRAM, host memory and memservers. Unlike a managed page it has no place of
+// its own in host RAM; its frame, to other executors, is the host chunk that it is parked in.
 //
-// The pool as an agent is PoolAgent (shared/pool_agent.h). What is given to it here:
+// PoolAgent (shared/pool_agent.h) is the pool as an agent. Requests to it are served here so:
 //
-//   fetch      a host chunk is taken (where there is none, it is asked for again: `short_`), the
-//              link fetches into it; at landed() Elsewhere::landed()
+//   fetch      a host chunk is taken (without one, the request is repeated: `short_`), the link
+//              fetches into it; at landed() Elsewhere::landed()
 //   clear      nothing: memory that nobody has written has no contents
 //   take       the page's host chunk is that one, with the giver's hash
 //   give       the chunk is kept in `frames_`, and named to the link with the message that says so
@@ -18,38 +19,36 @@
 //   release    the chunk in `frames_` is the store's again; link: taken_back
 //
 // A chunk in `frames_` or `coming_` belongs to no extent: the engine never sees it, and it counts
-// as in use in the host tier. Of what the directory calls retained a few stay, with their hash: one
-// that comes back with the same hash is not read (AwayLink::fetch). They go when host memory is
-// short (shed).
+// as in use in the host tier. Some pages that the directory calls retained stay, with their hash:
+// one that comes back with the same hash is not read (AwayLink::fetch). Retained pages go when host
+// memory is short (shed).
 //
 // Operations. A claim asks under the age that the calling thread has said
-// (olpager_operation_enter). An operation that lacks nothing is untold. One that is made by several
-// acquisitions, as a long copy is, tells the directory all that it uses with the first one that
-// lacks something, and what is claimed then stays until the last one is over.
+// (olpager_operation_enter). An operation that lacks nothing is untold. An operation may be made by
+// several acquisitions, as a long copy is: the first one that lacks something tells the directory
+// all that the operation uses, and claims stay until the last one is over.
 //
-// Scans ahead. Before a page leaves, what launches have written since its last scan is scanned for
-// pointers to it. Whoever takes the page waits for that, and what an executor's kernels reach may
-// be gigabytes. So a pass over what is complete is made every few operations, where pages have left
+// Scans ahead. Before a page leaves, launches' writes since its last scan are scanned for pointers
+// to it. The executor that takes the page waits for that, and an executor's kernels may reach
+// gigabytes. So a pass over complete operations is made every few operations, where pages have left
 // not long ago.
 //
-// Arrivals. A page comes into a host chunk. Where there is room the engine brings it to VRAM and
-// scans it at once (Prefetcher::bringArrivals): pages that travel with a move of all are named by a
-// launch soon, and each launch would wait for its own.
+// Arrivals. A page comes into a host chunk. If there is room the engine brings it to VRAM and scans
+// it at once (Prefetcher::bringArrivals): pages that travel with a move of all are named by a
+// launch soon, and each launch would wait for its own. A page that comes is scanned before a launch
+// follows pointers in it (Extent::scan_due), like a page that the CPU has written. Pages elsewhere
+// that its bytes name are asked for then: edges do not travel yet.
 //
-// A free. The home says kForget of each page. When it has said so of all of a region's, the region
-// is dropped as a freed one is (dropRegion), and only then the agent hears of it, and the home of
-// kForgotten: its addresses may be another region's at once. A thread of its own does that
-// (dropFreed): it waits until nothing holds the region, and what holds it may wait for pages, of
-// which the thread that hears the home has to hear.
-//
-// Scans. A page that comes is scanned before a launch follows pointers in it (Extent::scan_due), as
-// what the CPU has written. What its bytes name that is elsewhere is asked for then: edges do not
-// travel yet.
+// A free. The home says kForget of each page. After the last one the region is dropped as a freed
+// one is (dropRegion); then the agent hears of it, and the home of kForgotten: its addresses may be
+// another region's at once. A thread of its own does that (dropFreed): it waits until nothing holds
+// the region, and the holder may wait for pages of which the thread that hears the home has to
+// hear.
 //
 // Locks: members run under PoolState::mutex, passed as Lock, unless they say otherwise. Calls of
 // the link are made under it and take only the worker's leaf. Owner: PoolState, from
 // olpager_agent_start to the end of the process. The agent's thread looks for host chunks as well
-// while some are short. The one that drops what is freed waits on `freed_bell_`.
+// while some are short. The thread that drops freed regions waits on `freed_bell_`.
 #pragma once
 
 #include <atomic>
@@ -78,7 +77,8 @@ class Away final : public PoolAgent {
   using PoolAgent::add;
   /// The region goes, since the home says so.
   void drop(Region& region, Lock& lock) override;
-  /// Its addresses are free: the home hears that its pages are forgotten, and may use them again.
+  /// The region's addresses are free: the home hears that its pages are forgotten, and may use them
+  /// again.
   void dropped(const AwayRegion& region);
   /// Releases the mutex.
   void receive(std::span<const directory::Message> messages, Lock& lock);
@@ -88,8 +88,8 @@ class Away final : public PoolAgent {
   }
   void landed(directory::ExtentId extent, directory::Number number, std::optional<ContentHash> hash,
               Lock& lock);
-  /// Host memory is short: what other executors have as well is not kept. It may come back a moment
-  /// later.
+  /// Host memory is short: what other executors have as well is not kept. Such a page may come back
+  /// a moment later.
   void giveRetained(Lock& lock);
   /// Pages that are kept though another executor has taken them: they may come back as they left.
   /// Any thread, without the mutex.
@@ -98,10 +98,10 @@ class Away final : public PoolAgent {
   void lost(const Extent& extent);
 
   /// Pages that have come, in their order, and that the engine has not brought to VRAM and scanned
-  /// yet. Those that `keeps` does not keep are not shown again. It releases no mutex.
+  /// yet. Those that `keeps` does not keep are not shown again. The mutex stays held.
   void keepArrivals(const std::function<bool(Extent&)>& keeps);
 
-  /// The operation has been made. Whether the directory was told of it. Without the mutex.
+  /// The operation has been made. Returns true if the directory was told of it. Without the mutex.
   bool over(ToldOperation& operation);
 
   void forked() noexcept override;

@@ -1,4 +1,4 @@
-// The pool as an executor of a unified view: what its worker says to it.
+// The pool as an executor of a unified view: the interface for its worker.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
-// What a pool that is an executor asks of whoever has the links to the home and to other executors
-// (olgpunode's worker, by forwarding/agent.h; tests).
+// The link of a pool that is an executor: requests to the owner of the links to the home and to
+// other executors (olgpunode's worker, by forwarding/agent.h; tests).
 //
 // All of it is called under PoolState::mutex: it leaves a note, takes no lock that is held around a
 // call of the pool's, and returns at once.

@@ -3,8 +3,9 @@
 //
 // The best rate is that of a window: of the time in which something was under way, at least
 // kWindowNs of it, with the end of kLeastEnds transfers and more in it. A window ends only at a
-// moment when all ends that there are have been noticed. What is noticed late would count for the
-// next window else, and one transfer that had begun before its window is a small part of it.
+// moment when all ends that there are have been noticed. An end that is noticed late would count
+// for the next window else, and one transfer that had begun before its window is a small part of
+// it.
 #pragma once
 
 #include <cstdint>

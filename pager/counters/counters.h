@@ -1,4 +1,4 @@
-// Counters of one process in shared memory: what the pager does, for olpagestat to read while the
+// Counters of one process in shared memory: the pager's work, for olpagestat to read while the
 // program runs. docs/reference/counters.md describes the layout for other readers; a change of it
 // raises kCountersVersion.
 //
@@ -41,8 +41,8 @@ inline void set(Counter& gauge, uint64_t value) noexcept {
   gauge.store(value, std::memory_order_relaxed);
 }
 
-/// A gauge that remembers the most it has been: what a program used is still there to see when it
-/// has freed everything.
+/// A gauge that remembers its maximum: a program's use is still there to see when it has freed
+/// everything.
 struct Gauge : Counter {
   Counter peak;
 };
@@ -75,7 +75,8 @@ struct WaitHistogram {
 double waitPercentile(const WaitHistogram& histogram, double quantile) noexcept;
 
 /// One device's figures, each a member, as in the file. (g): a gauge, the present value; others
-/// only grow. Bytes are bytes; a page is 2 MiB. What launches write lies on cache lines of its own.
+/// only grow. Bytes are bytes; a page is 2 MiB. Counters that launches write lie on cache lines of
+/// their own.
 struct alignas(64) DeviceCounters {
   // Launch path.
   Counter launches;               // launches and graph launches that name pool memory
@@ -183,7 +184,7 @@ struct alignas(64) Counters {
   static unsigned indexOf(unsigned ordinal) noexcept {
     return ordinal < kMaxCountedDevices ? ordinal : kMaxCountedDevices - 1;
   }
-  /// What device `ordinal` waits for.
+  /// The waits of device `ordinal`.
   DeviceWhy& whyOf(unsigned ordinal) noexcept { return why.devices[indexOf(ordinal)]; }
   /// The figures of device `ordinal`; makes it one of those in use.
   DeviceCounters& device(unsigned ordinal) noexcept {

@@ -1,11 +1,11 @@
-// What lies behind the counters in a process's file: where each page lives, which allocations move
+// Details behind the counters in a process's file: where each page lives, which allocations move
 // most, and a ring of events that is filled only while somebody asks for it.
 // docs/reference/counters.md describes the layout for other readers; a change of it raises
 // kCountersVersion.
 //
 // Thread-safety: everything may be called from any thread; relaxed atomics, no lock, no system
 // call, nothing waits. A reader in another process reads whenever it likes and checks what the
-// comments say. Errors: none. What does not fit is counted (ResidencyMap::unmapped_pages,
+// comments say. Errors: none. Entries that do not fit are counted (ResidencyMap::unmapped_pages,
 // TraceRing::dropped).
 #pragma once
 
@@ -13,7 +13,8 @@
 
 namespace olpager::pager {
 
-/// Where an extent's contents are. The low half of a byte of the map; the high half is the device.
+/// The place of an extent's contents. The low half of a byte of the map; the high half is the
+/// device.
 enum class Place : uint8_t {
   kNone,     // nothing there that the pager knows of
   kEmpty,    // allocated, without contents so far
@@ -73,8 +74,8 @@ enum class TraceKind : uint8_t {
            // the extent that it was for, else 0
 };
 
-/// What the engine's thread does, for its lane in a trace. Steps of a thread nest. Those that are
-/// made for an extent while a program's thread allocates are that thread's.
+/// The step that the engine's thread is in, for its lane in a trace. Steps of a thread nest. Those
+/// that are made for an extent while a program's thread allocates are that thread's.
 enum class TraceStep : uint8_t {
   kSleep,     // nothing to do, or a pause until the GPU is asked again
   kLock,      // waits for PoolState::mutex, after a call of the driver
@@ -142,8 +143,8 @@ struct PlaceChange {
   bool ahead = false;          // it came in ahead of need and nobody has used it yet
 };
 
-/// Notes it in the map and the table of `file`; one writer at a time for the same extent. Where it
-/// was before, as the map says.
+/// Notes it in the map and the table of `file`; one writer at a time for the same extent. Returns
+/// its former place, as the map says.
 Place notePlace(CountersFile& file, const PlaceChange& change) noexcept;
 
 /// Puts an event into the ring.

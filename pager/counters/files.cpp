@@ -55,8 +55,8 @@ std::optional<FileName> parseName(std::string_view name) {
   return parsed;
 }
 
-// Where things lie in the file (Gauge is no standard-layout type, so offsetof is not for the
-// counters; a test checks them).
+// Offsets in the file (Gauge is no standard-layout type, so offsetof is not for the counters; a
+// test checks them).
 constexpr uint64_t kDevicesOffset = 256;
 constexpr uint64_t kTraceUntilOffset = 40;
 constexpr off_t offsetOfRing() {
@@ -69,7 +69,7 @@ void endName(char (&name)[size]) {
   name[size - 1] = '\0';
 }
 
-// Whoever wrote the file need not have ended a name.
+// The writer of the file need not have ended a name.
 void endNames(Counters& counters) {
   endName(counters.program);
   for (DeviceWhy& why : counters.why.devices) {

@@ -16,12 +16,12 @@
 
 namespace olpager::pager {
 
-/// Where files may lie, the first is where they are made (base/runtime_folder.h).
+/// The folders of such files; new ones go to the first (base/runtime_folder.h).
 std::vector<std::string> countersFolders(const std::string& fallback = "/tmp");
 
 /// Opens `folder` after checking that it is a real directory, ours, and closed to all others; makes
 /// it when `create`. A folder that is somebody else's, a symbolic link or open to others is
-/// refused: its owner could change or read what we write. Not there and not `create`: an empty
+/// refused: its owner could change or read our files. Not there and not `create`: an empty
 /// descriptor.
 Result<base::UniqueFd> openCountersFolder(const std::string& folder, bool create);
 
@@ -66,7 +66,7 @@ CountersReading readCounters(const std::vector<std::string>& folders, bool detai
 Result<CountersSnapshot> readCountersFile(const std::string& path);
 
 /// A process's file, open to read the ring of events and to ask for them. The process may end
-/// meanwhile: what it wrote last can still be read.
+/// meanwhile: its last values can still be read.
 class TraceReader {
  public:
   struct Event {
@@ -79,7 +79,7 @@ class TraceReader {
   static Result<TraceReader> open(const std::string& folder, uint64_t pid, uint64_t start_ticks);
   /// The program puts events into the ring until then (CLOCK_MONOTONIC), 0: no more.
   void ask(uint64_t until_ns);
-  /// Appends what is new. False: the file can't be read any more.
+  /// Appends the new events. False: the file can't be read any more.
   bool read(std::vector<Event>& into);
   /// The counters at this moment; nullptr when they can't be read.
   std::unique_ptr<Counters> counters() const;

@@ -1,9 +1,9 @@
-// What a program's RDMA cards do for it, in shared memory: a part of the counters' file
-// (counters.h). docs/reference/counters.md describes the layout for other readers; a change of it
-// raises kCountersVersion.
+// Counters of a program's RDMA cards, in shared memory: a part of the counters' file (counters.h).
+// docs/reference/counters.md describes the layout for other readers; a change of it raises
+// kCountersVersion.
 //
 // Thread-safety: one writer at a time, the worker of the tier of memservers, but for
-// `refused_bytes`, which whoever makes VRAM chunks adds to; readers of other processes copy it
+// `refused_bytes`, to which the maker of VRAM chunks adds; readers of other processes copy it
 // whenever they like. Names are written by that writer too, and only where they change. Errors:
 // none.
 #pragma once
@@ -43,7 +43,7 @@ struct alignas(64) RdmaCounters {
 };
 static_assert(sizeof(RdmaCounters) == 64 + kMaxCountedLinks * sizeof(LinkCounters));
 
-/// Of a copy: whether the link has rails.
+/// True if the link of a copy of counters has rails.
 inline bool hasRails(const LinkCounters& link) noexcept {
   return std::any_of(std::begin(link.rails), std::end(link.rails), [](const RailCounters& rail) {
     return rail.state.load(std::memory_order_relaxed) != 0;

@@ -1,5 +1,5 @@
-// What the pager calls to be seen: changes of place, and events for whoever traces. The one place
-// of the pager's instrumentation; the layout is in details.h.
+// The pager's instrumentation: changes of place, and events for a tracing reader. The one place of
+// the pager's instrumentation; the layout is in details.h.
 //
 // Cost: notePlace() (in the engine's setState) a few stores; a launch one relaxed load of a cache
 // line that it writes anyway, as long as nobody traces; a step of the engine's one relaxed load.
@@ -10,8 +10,9 @@
 
 namespace olpager::pager {
 
-/// The time when something begins that is to be traced; 0: nobody traces `figures`' device. Who
-/// traces asks for some seconds at a time, so that one that was killed is soon forgotten.
+/// The time when something begins that is to be traced; 0: nobody traces `figures`' device. A
+/// reader that traces asks for some seconds at a time, so that one that was killed is soon
+/// forgotten.
 inline uint64_t traceBegins(DeviceCounters& figures) noexcept {
   const uint64_t until = valueOf(figures.trace_until_ns);
   if (until == 0) [[likely]]
@@ -22,7 +23,7 @@ inline uint64_t traceBegins(DeviceCounters& figures) noexcept {
   return 0;
 }
 
-/// It went on until `ended` (nowNs()). `began`: not 0.
+/// The event went on until `ended` (nowNs()). `began`: not 0.
 inline void traced(TraceKind kind, unsigned device, uint64_t began, uint64_t ended,
                    uint64_t address, uint64_t bytes, uint64_t value) noexcept {
   putEvent(countersFile().trace, kind, device, began, ended, address, bytes, value);

@@ -7,7 +7,7 @@
 // (WaitAccount in residency/wait_account.h). So the sum of `limited_ns` is `waiting_ns`, and a
 // finding can say what share of the waiting would go with its cause.
 //
-// Thread-safety: as in counters.h. A text is written by whoever holds PoolState::mutex.
+// Thread-safety: as in counters.h. A text is written by the holder of PoolState::mutex.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace olpager::pager {
 
-/// What a moment in which a launch or a copy waits went for. The first one in this order that
-/// holds; so what copies to VRAM hide is not counted.
+/// The cause of a moment in which a launch or a copy waits. The first one in this order that holds;
+/// so what copies to VRAM hide is not counted.
 enum class Limit : uint8_t {
   kLinkIn,      // copies from host RAM to VRAM were under way
   kMapping,     // the driver made, mapped, unmapped or took back memory
@@ -34,7 +34,7 @@ enum class Limit : uint8_t {
 inline constexpr unsigned kLimits = 10;
 inline constexpr unsigned kMostLimits = 16;  // places in the file
 
-/// Why nobody knew what a launch reaches.
+/// Why the reach of a launch is unknown.
 enum class AllReason : uint8_t {
   kRoot,   // it reaches memory outside the range that can't be looked through
   kHost,   // what the host wrote could not be scanned in time
@@ -67,7 +67,7 @@ struct alignas(64) DeviceWhy {
   status::Counter idle_host_ns;   // idle: nothing waited, and nothing was submitted
   status::Counter idle_hop_ns;    // idle: operations of a unified view run elsewhere, or hop
   status::Counter idle_other_ns;  // idle, and nobody knows why
-  // What launches use.
+  // Memory that launches use.
   status::Counter graph_launches;
   status::Counter graph_launches_beyond;      // that reach more than VRAM has room for
   status::Counter graph_most_bytes;           // (g) that one of them reached

@@ -84,7 +84,7 @@ __device__ __forceinline__ void mark(u32 bit, u32* found) {
   atomicOr(found + (bit >> 5), 1u << (bit & 31));
 }
 
-// What words are looked for, ready for comparison.
+// The words that are looked for, ready for comparison.
 struct Range {
   u64 base, bytes;
   u64 outside_base, outside_bytes;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void markIfInRange(u64 word, const Range& range) {
   *cell = bit + 1;  // another thread may write another bit's name at once: either is true
 }
 
-// What one thread takes in a round.
+// One thread's part of a round.
 struct Round {
   ulonglong2 a, b, c, d;
 };

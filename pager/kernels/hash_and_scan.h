@@ -9,8 +9,8 @@
 // k(thread, step) * L(lane), k odd 64-bit by a multiplicative generator from a mixed start for each
 // thread, L eight odd 128-bit constants: one key update serves 64 bytes. All K_i are odd and differ
 // mod 2^65 (a test enumerates them), hence a change of any one word and a swap of any two unequal
-// words always change the hash; other changes go unseen with a chance near 2^-128. It finds
-// accidental equality, it is no defence against somebody who constructs collisions.
+// words always change the hash; other changes go unseen with a chance near 2^-128. Equal hashes
+// show accidental equality; they are no defence against somebody who constructs collisions.
 //
 // Thread-safety: pure functions. Units: bytes; pages are 2 MiB.
 #pragma once
@@ -34,15 +34,15 @@ static_assert(sizeof(PageHash) == 16);
 /// core.
 PageHash hashPage(const void* page);
 
-/// Of a run of `count` pages from their hashes. Their order matters: each step multiplies by an odd
-/// constant before it adds.
+/// Hash of a run of `count` pages from their hashes. The pages' order matters: each step multiplies
+/// by an odd constant before it adds.
 PageHash combineHashes(const PageHash* pages, size_t count);
 /// Hash of `bytes` (whole pages) at `memory`, by the CPU: about 10 GB/s.
 PageHash hashMemory(const void* memory, uint64_t bytes);
 
-/// Which addresses are looked for, and the bit of each in a bitmap of bits() bits, 32-bit words:
-/// one for each page of the global range, then one for each granule of 1 << outside_shift bytes
-/// from outside_base. A word of memory is an address if it is aligned; bits are only ever set.
+/// The addresses to look for, and the bit of each in a bitmap of bits() bits, 32-bit words: one for
+/// each page of the global range, then one for each granule of 1 << outside_shift bytes from
+/// outside_base. A word of memory is an address if it is aligned; bits are only ever set.
 struct ScanScope {
   uint64_t range_base = 0;
   uint64_t range_pages = 0;  // used part of the range
@@ -131,6 +131,6 @@ void scanWords(const void* data, size_t bytes, uint64_t base, uint64_t size, Vis
 }  // namespace olpager::kernels
 
 namespace olpager::pager {
-/// Of what an extent holds, from the hashes of its pages (kernels::combineHashes).
+/// Hash of an extent's contents, from the hashes of its pages (kernels::combineHashes).
 using ContentHash = kernels::PageHash;
 }  // namespace olpager::pager

@@ -25,7 +25,7 @@ constexpr u32 kMostExceptions = (kHeadBytes - sizeof(Header)) / sizeof(u32);
 
 // One in so many numbers tells which exponents are frequent.
 constexpr u32 kSample = 16;
-// Of a sample: more exceptions than this, and the page has more than there is room for.
+// For a sample: more exceptions than this, and the page has more than there is room for.
 constexpr u32 kMostInSample = kMostExceptions / kSample * 2;
 
 __device__ __forceinline__ u32 exponentOf(u32 number) { return number >> 7 & 0xff; }

@@ -3,7 +3,7 @@
 // A bfloat16 has 8 bits of exponent, and the weights of a model use few of the 256 exponents: a
 // page names its 15 most frequent ones, and each number becomes a byte (sign and mantissa) and 4
 // bits (which exponent; 15: none of these, see the list of exceptions). Nothing is lost, whatever
-// the bytes are; what has too many exceptions does not pack. The idea of coding exponents apart
+// the bytes are; a page with too many exceptions does not pack. The idea of coding exponents apart
 // from the rest: Zhang et al., "70% Size, 100% Accuracy: Lossless LLM Compression for Efficient GPU
 // Inference via Dynamic-Length Float" (2025), there with codes of different lengths.
 //
@@ -17,7 +17,7 @@
 
 namespace olpager::kernels {
 
-/// Of one page: header, exceptions, 4 bits of each number, 8 bits of each number.
+/// Parts of one page: header, exceptions, 4 bits of each number, 8 bits of each number.
 inline constexpr size_t kPackedHeadBytes = 16384;
 inline constexpr size_t kPackedPageBytes = kPackedHeadBytes + kHashPageBytes / 4 * 3;
 

@@ -150,7 +150,7 @@ uint32_t CpuAgent::awayOf(ExtentId first, uint32_t extents) {
 }
 
 void CpuAgent::passed(pid_t thread) {
-  // What this thread has touched is held before its touch returns.
+  // Pages that this thread has touched are held before its touch returns.
   if (!runs_ || holds_.load(std::memory_order_relaxed) == 0) return;
   Command command{.what = Command::kPassed, .thread = thread};
   hand(command);
@@ -160,7 +160,7 @@ void CpuAgent::forked() noexcept {
   runs_ = false;
   faults_.reset();
   bell_->reset();
-  // Their views are not there: nothing of them is touched.
+  // The regions' views are not there: nothing of them is touched.
   for (std::unique_ptr<Region>& region : by_address_) (void)region.release();
   by_address_.clear();
   by_extent_.clear();
@@ -355,7 +355,7 @@ void CpuAgent::takeFaults() {
 void CpuAgent::fault(const UserFault& fault) {
   const Place place = placeOf(fault.address);
   if (!place) {
-    // Of a region that has left.
+    // A fault in a region that has left.
     faults_->wake(fault.address & ~(space::kPageBytes - 1), space::kPageBytes);
     return;
   }
@@ -371,7 +371,7 @@ void CpuAgent::fault(const UserFault& fault) {
     } else {
       count(counters_.faults);
     }
-    // It has come since; or the program has thrown away the mapping of a part.
+    // The page has come since; or the program has thrown away the mapping of a part.
     const uint64_t base_page = place.frames().basePage();
     faults_->publish(fault.address & ~(base_page - 1), base_page, base_page, page.writable);
     faults_->wake(place.view(), space::kPageBytes);
@@ -382,7 +382,7 @@ void CpuAgent::fault(const UserFault& fault) {
   Touches::Pages extents;
   const size_t count_of = together(place, fault.thread, extents);
   const std::span<const ExtentId> needed(extents.data(), count_of);
-  // Of those beside it nothing is known. As long as some other touch waits for one of them, that
+  // Nothing is known of those beside it. As long as some other touch waits for one of them, that
   // may be a write.
   for (const ExtentId extent : needed) {
     Page& other = placeOf(extent).page();
@@ -417,8 +417,8 @@ bool CpuAgent::isWaitedFor(ExtentId extent) const {
   });
 }
 
-/// What the thread needs at one moment. Others have taken the page soon after it came: so the
-/// access that it came for may need more than it.
+/// The pages that the thread needs at one moment. Others have taken the page soon after it came: so
+/// the access that it came for may need more than it.
 size_t CpuAgent::together(const Place& place, pid_t thread, Touches::Pages& extents) const {
   size_t needed = 0;
   const Page& page = place.page();
@@ -435,7 +435,7 @@ size_t CpuAgent::together(const Place& place, pid_t thread, Touches::Pages& exte
   return needed;
 }
 
-/// It is at another agent or nobody's, and nothing has been asked yet.
+/// True if the page is at another agent or nobody's, and nothing has been asked yet.
 bool CpuAgent::worthAsking(const Place& place) const {
   const Page& page = place.page();
   if (page.granted || page.gone || page.lost || asking_ >= kMostAsking) return false;
@@ -490,7 +490,7 @@ void CpuAgent::askWanted() {
   }
 }
 
-/// What has become possible, or impossible, meanwhile.
+/// Carries out what has become possible, or impossible, meanwhile.
 void CpuAgent::settle() {
   for (;;) {
     if (!failed_.empty()) {
@@ -548,7 +548,7 @@ void CpuAgent::giveUp(Age age) {
     if (place.page().gone || place.page().lost) {
       end(place);
     } else {
-      // Whoever waits there asks again.
+      // The threads that wait there ask again.
       faults_->wake(place.view(), space::kPageBytes);
     }
   }
@@ -573,7 +573,7 @@ void CpuAgent::complete(size_t i) {
   elsewhere_.complete(operation.age, here_);
 }
 
-/// Whatever it waits for.
+/// Drops the operation, whatever it waits for.
 void CpuAgent::drop(size_t i) {
   if (operations_[i].held) {
     complete(i);
@@ -586,8 +586,8 @@ void CpuAgent::drop(size_t i) {
   elsewhere_.cancel(operation.age, here_);
 }
 
-/// Where somebody waits comes first: that thread goes on while the rest comes, and each step wakes
-/// who waits for it.
+/// A page that somebody waits for comes first: that thread goes on while the rest comes, and each
+/// step wakes the threads that wait for it.
 void CpuAgent::publish(const Place& place, uint64_t touched) {
   Page& page = place.page();
   if (page.published || !page.granted) return;
@@ -614,7 +614,7 @@ void CpuAgent::publish(const Place& place, uint64_t touched) {
   end(place);
 }
 
-/// It is the CPU's alone: nobody is asked.
+/// The page is the CPU's alone: nobody is asked.
 void CpuAgent::allowWrites(const Place& place) {
   place.page().writes = place.page().writable = true;
   place.frames().noteWrites(place.index);

@@ -2,34 +2,34 @@
 // GPUs. A touch of a page that the CPU does not have is a fault (userfaults.h); the agent asks the
 // directory for the page, and publishes it in the region's view (frames.h) when it comes.
 //
-// The page's frame is its place in host memory for everybody: whoever gives a page to the CPU has
-// its bytes in the frame before saying so, and the CPU gives one by dropping its view. So nothing
-// is copied here.
+// The page's frame is its place in host memory for everybody: an agent that gives a page to the CPU
+// has its bytes in the frame before saying so, and the CPU gives one by dropping its view. So
+// nothing is copied here.
 //
 // A page to the CPU:
 //
 //   absent      a touch is a fault
 //   granted     the CPU owns it, its view is not mapped: a touch is a fault that waits for nobody
-//   published   the CPU owns it, its view is mapped: a touch costs nothing. What was touched by
-//               reads is published for reading, where the kernel can: the first write is a fault
-//               that asks nobody. So whoever takes the page knows whether the CPU may have written
-//               it (Frames::written)
+//   published   the CPU owns it, its view is mapped: a touch costs nothing. Pages touched by reads
+//               are published for reading, where the kernel can: the first write is a fault that
+//               asks nobody. So the next owner knows whether the CPU may have written it
+//               (Frames::written)
 //   gone        it is freed: a touch is a SIGSEGV
 //   lost        its frame has no memory, and so its bytes are lost: a touch is a SIGBUS
 //
 // An operation (of the directory) is a fault, or a page asked for ahead of one:
 //
 //   waiting     it lacks pages
-//   held        it has them and they are published. They stay for a while, so that the touch gets
+//   held        it has them and they are published. Pages stay for a while, so that the touch gets
 //               done; then it is complete, and others may have them. A page that others take again
 //               and again stays for longer
 //
 // Threads: all of this is one thread's own, without any lock: the fault thread. Others hand it a
 // command and wait until it has taken that (add, remove, want). The fault thread takes the
-// exchange's mutex (a leaf): who holds that touches no managed memory, in no signal handler either
+// exchange's mutex (a leaf): its holder touches no managed memory, in no signal handler either
 // (base/held_signals.h). With no lock held it may serve another agent of the process (start():
-// `serve_others`), which only tries its own mutex. The thread says nothing, logs nothing: what
-// there is to say is in the counters.
+// `serve_others`), which only tries its own mutex. The thread says nothing, logs nothing: its news
+// is in the counters.
 #pragma once
 
 #include <pthread.h>
@@ -76,8 +76,8 @@ struct CpuCounters {
 class CpuAgent final : private Residence<OneThread> {
  public:
   /// Joins the exchange. `serve_others`: called by the fault thread when it has posted something,
-  /// without a lock; another agent of the process may take it there and then. It never waits, and
-  /// touches no managed memory.
+  /// without a lock; another agent of the process may take it there and then. `serve_others` never
+  /// waits, and touches no managed memory.
   static Result<std::unique_ptr<CpuAgent>> start(directory::Exchange& exchange,
                                                  directory::AgentId id,
                                                  std::unique_ptr<UserFaults> faults,
@@ -95,15 +95,15 @@ class CpuAgent final : private Residence<OneThread> {
   /// How many of these extents a touch would wait for: the CPU has not got them, and they are
   /// neither freed nor lost. None when faults are served no more.
   uint32_t awayOf(directory::ExtentId first, uint32_t count);
-  /// The thread has done with its touches: it is in a call of the driver. What is held for it alone
+  /// The thread has done with its touches: it is in a call of the driver. Pages held for it alone
   /// others may have now. Costs nothing where nothing is held.
   void passed(pid_t thread);
 
   /// In a forked child, which has neither the thread nor the views: the parent's descriptors are
-  /// closed. Of this object only the end may follow.
+  /// closed. Only this object's destructor may follow.
   void forked() noexcept;
-  /// Faults are served no more. What the CPU has is published. A touch of another page is a SIGSEGV
-  /// then.
+  /// Faults are served no more. Pages that the CPU has are published. A touch of another page is a
+  /// SIGSEGV then.
   void stop() noexcept;
 
   const CpuCounters& counters() const { return counters_; }

@@ -185,7 +185,7 @@ uint64_t Managed::callHome(Called& called, Lock& lock) {
     if (region_of_[id] == nullptr) continue;
     const ExtentState at = extentAt(id).state;
     if (at == ExtentState::kAbsent || at == ExtentState::kFreeing) {
-      called[id] = false;  // who waits may have it yet
+      called[id] = false;  // the waiter may have it yet
       continue;
     }
     ++away;
@@ -206,16 +206,16 @@ uint64_t Managed::callHome(Called& called, Lock& lock) {
 
 // --- the pool's thread ---------------------------------------------------------------------------
 
-// What the CPU's agent has asked for, on its own thread: that spares a touch the way through the
-// pool's. Where the mutex is taken that one does it, which was rung for as well.
+// Serves the CPU agent's requests on its own thread: that spares a touch the way through the
+// pool's. If the mutex is taken, its holder does it, which was rung for as well.
 void Managed::serveNow() {
   Lock lock(state_.mutex, std::try_to_lock);
   if (!lock.owns_lock() || state_.forked.load()) return;
   turn(lock);
 }
 
-// Neither the CPU's agent nor who serves on its thread says anything: whoever waits for that thread
-// may hold the locks of the log.
+// Neither the CPU's agent nor a thread that serves in its place says anything: a thread that waits
+// for it may hold the locks of the log.
 void Managed::tell() {
   if (violated_.exchange(false))
     base::logError(
@@ -280,7 +280,8 @@ void Managed::give(Extent& extent) {
 }
 
 std::unique_ptr<ToldOperation> Managed::newOperation() {
-  // Else the launch would wait out the time for which pages stay with who has touched them.
+  // Else the launch would wait out the time for which pages stay with the side that has touched
+  // them.
   cpu_->passed(gettid());
   auto operation = std::make_unique<ToldOperation>();
   operation->age = exchange_.operation(kPoolAgent);

@@ -13,15 +13,15 @@
 //                    dropped, else written down (residency/give_away.cpp). Then the CPU maps the
 //                    frame
 //
-// What the CPU only reads is not copied back. There are no replicas for that: every launch counts
-// as a write of all that it reaches, so both sides would hardly ever read at one time. The CPU
-// takes the page alone, and tells reads from writes by the view's protection (Frames::written). The
-// page's VRAM chunk is free meanwhile, and keeps its bytes until it is needed for something else
-// (ChunkStore::keepVram). If the CPU has written the page, or the chunk is gone, the page comes
-// from its frame, as any other. Nor is a page written down that has not changed since it came from
-// host memory.
+// Pages that the CPU only reads are not copied back. There are no replicas for that: every launch
+// counts as a write of all that it reaches, so both sides would hardly ever read at one time. The
+// CPU takes the page alone, and tells reads from writes by the view's protection (Frames::written).
+// The page's VRAM chunk is free meanwhile, and keeps its bytes until it is needed for something
+// else (ChunkStore::keepVram). If the CPU has written the page, or the chunk is gone, the page
+// comes from its frame, as any other. Nor is a page written down that has not changed since it came
+// from host memory.
 //
-// The pool as an agent is PoolAgent (shared/pool_agent.h). What is given to it here:
+// The pool as an agent is PoolAgent (shared/pool_agent.h). The agent's requests are served here so:
 //
 //   fetch, clear   nothing to do: the bytes are in the frame, or there are none
 //   take           the frame is the page's host chunk; what the CPU has written VRAM has no more
@@ -33,8 +33,8 @@
 // others are untold.
 //
 // Threads and locks: members run under PoolState::mutex, passed as Lock, unless they say otherwise.
-// The agent's thread takes what the exchange has for the pool; whoever posts rings its bell under
-// the exchange's mutex.
+// The agent's thread takes what the exchange has for the pool; a thread that posts rings its bell
+// under the exchange's mutex.
 #pragma once
 
 #include <atomic>
@@ -59,28 +59,28 @@ class Managed final : public PoolAgent {
 
   /// Frames for a region's pages: as much host RAM as the region has bytes. Without the mutex.
   static Result<std::shared_ptr<Frames>> makeFrames(uint64_t address, uint64_t pages);
-  /// The region's pages are known to both agents from now on, and nobody's. Its extents are kEmpty
-  /// and become kAbsent. Its frames are pinned for the GPU; a context is current. Releases the
-  /// mutex.
+  /// The region's pages are known to both agents from now on, and nobody's. The region's extents
+  /// are kEmpty and become kAbsent. The frames are pinned for the GPU; a context is current.
+  /// Releases the mutex.
   Status add(Region& region, std::shared_ptr<Frames> frames, Lock& lock);
   /// Both agents forget its pages.
   void drop(Region& region, Lock& lock) override;
 
-  /// The CPU asks for these; whoever calls holds no lock.
+  /// The CPU asks for these; the caller holds no lock.
   void wantOnCpu(directory::ExtentId first, uint32_t count) { cpu_->want(first, count); }
 
-  /// Whose kernels use managed memory, wherever it is: all that the program sees. Without the
-  /// mutex.
+  /// The devices whose kernels use managed memory, wherever it is: all that the program sees.
+  /// Without the mutex.
   std::span<const CUdevice> devices() const { return devices_; }
 
   void forked() noexcept override;
-  /// Before the threads end: the CPU gets what the pool has, as far as that is done by `until_ns`.
+  /// Before the threads end: the CPU gets the pool's pages, as far as that is done by `until_ns`.
   /// Releases the mutex.
   void bringHome(uint64_t until_ns, Lock& lock);
   /// Pages that callHome() has called, by ExtentId.
   using Called = std::vector<bool>;
-  /// The CPU asks for what the pool has, each page once, whatever reaches it. Returns how much is
-  /// not there yet, of launches that wait for pages as well. May release the mutex.
+  /// The CPU asks for the pool's pages, each once, whatever reaches it. Returns how much is not
+  /// there yet, of launches that wait for pages as well. May release the mutex.
   uint64_t callHome(Called& called, Lock& lock);
   void stopThreads() noexcept override;
 

@@ -85,7 +85,7 @@ void Predictor::updateHot(Unit unit, UnitState& unit_state) {
   if (unit_state.uses != UINT32_MAX) ++unit_state.uses;
   countRecent(unit, unit_state);
   // In a loop of equal units an interval holds each of them once, whatever its length: a share of
-  // one. What is touched between others has a short interval and sees many different units in a
+  // one. A unit touched between others has a short interval and sees many different units in a
   // window of many intervals.
   unsigned window = 0;
   while (window + 1 < kWindows &&

@@ -6,8 +6,8 @@
 // predicts the future. While touches follow what stands behind the cursor, it advances; one or a
 // few touches more or fewer are tolerated; otherwise it is found anew by the last three, two or one
 // touches (hash of the context -> last position, so keyed by position in the order and not by the
-// unit alone). It then stays where it is as long as it predicts well: in a nest of loops it comes
-// to rest one period of the outermost loop behind. Hot units, touched between most others
+// unit alone). The cursor then stays where it is as long as it predicts well: in a nest of loops it
+// comes to rest one period of the outermost loop behind. Hot units, touched between most others
 // (workspace, activations), would cut every context: they are kept out of the chain and reported as
 // hot.
 //

@@ -1,5 +1,5 @@
 // A program's own physical memory (cuMemCreate) and where it has mapped it (cuMemMap). Tables only:
-// vmm.cpp moves what they hold. Everything runs under PoolState::mutex.
+// vmm.cpp moves their extents. Everything runs under PoolState::mutex.
 #pragma once
 
 #include <cuda.h>
@@ -19,12 +19,12 @@ namespace olpager::pager {
 /// Homes of handles begin here: no pointer has such an address.
 inline constexpr uint64_t kFirstHome = 1ull << 63;
 
-/// Physical memory of the program's own (cuMemCreate). Its extents are here while it is mapped
+/// Physical memory of the program's own (cuMemCreate). The extents are here while it is mapped
 /// nowhere with access.
 struct VmmHandle {
   CUmemGenericAllocationHandle id = 0;
   uint64_t bytes = 0;
-  /// Where its extents are while no reservation has them: the lower tier knows them by these
+  /// The address of its extents while no reservation has them: the lower tier knows them by these
   /// addresses, wherever the program maps them. From kFirstHome on, never used again.
   uint64_t home = 0;
   CUmemAllocationProp properties{};
@@ -42,12 +42,12 @@ struct VmmHandle {
 struct VmmMapping {
   VmmHandle* handle = nullptr;
   Region* region = nullptr;
-  /// Of the devices that have any, as the program gave it.
+  /// The access of devices that have any, as the program gave it.
   std::map<CUdevice, CUmemAccess_flags> access;
   bool fixed = false;  // the driver has it mapped, beside the handle's primary mapping
 
-  /// No device may write. Where one may, all that have access can: an extent is mapped alike for
-  /// all devices.
+  /// No device may write. If one may, all that have access can: an extent is mapped alike for all
+  /// devices.
   bool isReadOnly() const {
     return std::none_of(access.begin(), access.end(), [](const auto& entry) {
       return entry.second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -67,7 +67,7 @@ class ProgramMappings {
   /// The address by which the lower tier knows an extent, attached or not: where it lies, or where
   /// its handle's home is.
   uint64_t tierAddress(const Extent& extent) const;
-  /// Where the extent lies that the lower tier knows by that address; 0: nowhere.
+  /// The address of the extent that the lower tier knows by that one; 0: it has none.
   uint64_t addressOf(uint64_t tier_address) const;
 
   /// Calls visit(primary) for each fixed mapping that overlaps [begin, end): where the handle's

@@ -45,7 +45,7 @@ void dropHandleIfUnused(PoolState& state, VmmHandle& handle, Lock& lock) {
 
 constexpr unsigned kCaptureLooks = 1000;  // half a second
 
-// What a pointer into a reservation names.
+// The memory that a pointer into a reservation names.
 uint64_t mappedBytes(const Region& region) {
   uint64_t bytes = 0;
   for (const auto& extent : region.extents) bytes += extent->bytes();
@@ -93,8 +93,8 @@ void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, b
     extent->read_only = read_only;
     extent->scan_due = true;
     fresh.push_back(extent.get());
-    // What kernels and copies have put there, through a mapping that is gone, nobody knows of this
-    // region.
+    // Nobody knows, for this region, the bytes that kernels and copies have put there through a
+    // mapping that is gone.
     if (extent->vram == nullptr && extent->host == nullptr && extent->rests == ExtentState::kEmpty)
       continue;
     region.host_written = true;
@@ -138,7 +138,7 @@ void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
     }
     handle.engine->detach(*extent, lock);
   }
-  // They change hands in one step: the mutex is not released while the list has holes.
+  // The extents change hands in one step: the mutex is not released while the list has holes.
   const ExtentRange range = extentsAt(region, base, handle.bytes);
   const auto first = region.extents.begin() + static_cast<ptrdiff_t>(range.first);
   const auto last = region.extents.begin() + static_cast<ptrdiff_t>(range.last);
@@ -289,7 +289,7 @@ Region* reserve(PoolState& state, uint64_t bytes, uint64_t alignment, uint64_t h
   return region;
 }
 
-// Of one in which nothing is mapped.
+// For a reservation in which nothing is mapped.
 void releaseReservation(PoolState& state, Region& region, Lock& lock) {
   region.dead = true;
   while (region.wanted > 0 && !state.stopped)

@@ -78,8 +78,8 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
   return CUDA_SUCCESS;
 }
 
-// Ranges overlap: a copy within one allocation, a batch of small ones. What is needed is needed
-// once, and takes room once.
+// Ranges overlap: a copy within one allocation, a batch of small ones. An extent is needed once,
+// and takes room once.
 void Closure::nothingElseIsNamed() {
   named_ = regions.size();
   const auto place = [](const Extent* extent) { return std::pair(extent->address, extent); };
@@ -156,7 +156,7 @@ void Closure::notLookedThrough(const Region& root) {
       static_cast<unsigned long long>(root.base), base::formatSize(root.requested_bytes).c_str());
 }
 
-// What the region's extents, or a root's contents, add.
+// Lists what the region's extents, or a root's contents, add.
 void Closure::list(Region& region) {
   if (region.isRoot()) {
     if (!state_.reach.refresh(region) && state_.reach.leadsAnywhere(region))
@@ -164,8 +164,8 @@ void Closure::list(Region& region) {
     return;
   }
   if (region.by_pieces) return;
-  // What is all there stays so while a launch waits, except where older launches may take it
-  // (Wants::hold). A reservation can have tens of thousands of extents: nobody looks at them
+  // A region that is all there stays so while a launch waits, except where older launches may take
+  // it (Wants::hold). A reservation can have tens of thousands of extents: nobody looks at them
   // while all can be used.
   const bool changes = region.shared() != nullptr || region.isStreamed();
   const bool all = !mayBeInPlace(region) || changes;

@@ -1,8 +1,8 @@
-// What one operation reaches: the regions that it names and those that pointers in memory lead it
+// The reach of one operation: the regions that it names and those that pointers in memory lead it
 // to, and which of their extents have to be mapped before it may be made.
 //
-// Part of an Acquisition (launch/); every member runs under PoolState::mutex. What pointers
-// lead to is looked for again after each wait: a scan may have shown more of them.
+// Part of an Acquisition (launch/); every member runs under PoolState::mutex. Pointers are followed
+// again after each wait: a scan may have shown more of them.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class Closure {
         follows_(follows),
         mark_(state.reach.newRegionMark()) {}
 
-  /// The learned order and arenas are not told what is named. Call it first.
+  /// The learned order and arenas are not told the names. Call it first.
   void tellNobody() { tells_ = false; }
   /// A parameter that lies in the range; or, outside of it, in a root.
   void name(uint64_t address);
@@ -35,7 +35,7 @@ class Closure {
   CUresult nameRange(uint64_t address, uint64_t bytes, Mode mode);
   /// A node of the graph that is named may write there.
   void mayWrite(uint64_t address, uint64_t bytes);
-  /// What has been named is all that is. From here on regions are what pointers lead to.
+  /// All names have been given. From here on regions are reached by pointers.
   void nothingElseIsNamed();
 
   /// As it was made: nothing is named.
@@ -47,10 +47,10 @@ class Closure {
   void reachEverything();
   /// Follows pointers from all that is reached so far.
   void follow();
-  /// Whether the operation may be made. `in_vain`: what would be better fetched is not waited for
-  /// any more.
+  /// True if the operation may be made. `in_vain`: extents that would be better fetched are not
+  /// waited for any more.
   bool settled(bool in_vain) const;
-  /// What of the region has to be scanned before its pointers are known.
+  /// True if the region has to be scanned before its pointers are known.
   bool mustScan(const Region& region) const {
     return follows_ && !everything && region.host_written;
   }

@@ -1,4 +1,4 @@
-// What a pointer kept in memory leads to.
+// An edge: the target of a pointer kept in memory.
 #pragma once
 
 #include <compare>

@@ -1,4 +1,4 @@
-// Edges of a region: what pointers kept in its pages lead to. Everything here runs under
+// Edges of a region: the targets of pointers kept in its pages. Everything here runs under
 // PoolState::mutex.
 #pragma once
 
@@ -17,7 +17,7 @@ bool addEdge(Region& region, const Edge& edge);
 void addEdgesOf(Region& region, const Region& from);
 /// Nothing in the region is known to name anything.
 void forgetEdges(Region& region);
-/// Whether who reaches the region reaches more than it.
+/// True if the region leads to further memory.
 bool leadsOn(const Region& region);
 /// The page that a pointer into an arena means; the arena's last one for its end.
 uint64_t pageIn(const Region& arena, uint64_t address);

@@ -85,7 +85,7 @@ std::vector<kernels::ScanJob> Scanner::listVariables(uint32_t* found) const {
 // A root that launches have reached since its last scan takes part in the pass. False: it stays in
 // the list.
 bool Scanner::listRoot(Scan& scan, Region& region, uint32_t* found, uint64_t floor) {
-  if (!region.root->scannable) {  // whoever reaches it reaches all
+  if (!region.root->scannable) {  // an operation that reaches it reaches all
     region.in_dirty_list = false;
     return true;
   }

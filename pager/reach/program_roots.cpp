@@ -23,7 +23,7 @@ void dropRoot(PoolState& state, Region& region, Lock& lock) {
 
 namespace {
 
-// Whether the CPU may look at managed memory while kernels run.
+// True if the CPU may look at managed memory while kernels run.
 bool usedAtOnce(const DriverApi& driver) {
   CUdevice device = 0;
   int at_once = 0;
@@ -46,7 +46,7 @@ void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootK
   Lock lock(state.mutex);
   Root root{bytes, kind, context, nullptr};
   if (kind == RootKind::kVariable) {
-    // What it holds by now nobody has looked at.
+    // Nobody has looked at its present contents.
     if (state.reach.roots.add(address, root, true))
       state.reach.unknown_variables.note(context, state.launch_number.load());
     return;

@@ -1,7 +1,7 @@
 // Edges to ranges of addresses in which many roots lie. A kernel may have stored the address of
 // each root that it reached in each. An edge from each to each would count the square of their
 // number, and programs have thousands of pinned blocks: one edge leads to all that lie beside each
-// other, and who follows edges follows it once.
+// other, and a traversal follows it once.
 //
 // Everything here runs under PoolState::mutex.
 #pragma once
@@ -22,7 +22,7 @@ std::vector<Edge> edgesTo(const RootTable& roots, std::vector<const Region*> tar
 /// The ranges that a traversal has followed, for launches up to a stamp.
 class FollowedRanges {
  public:
-  /// Whether the edge may lead to something new. It counts as followed then.
+  /// True if the edge may lead to something new. The edge counts as followed then.
   bool isNew(const Edge& edge, uint64_t stamp = 0, uint64_t followed = 0);
 
  private:

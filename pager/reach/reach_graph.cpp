@@ -14,7 +14,7 @@ Region* ReachGraph::liveAt(uint64_t address) const {
   return region == nullptr || region->dead ? nullptr : region;
 }
 
-// Whether something may have been there.
+// True if something may have been there.
 bool ReachGraph::everUsed(uint64_t address) const {
   const space::PageMap& map = book_.map();
   if (!map.contains(address)) return roots.span().contains(address);

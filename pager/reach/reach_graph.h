@@ -1,8 +1,8 @@
-// The reach graph of a pool: who may still reach what. Its nodes are regions and roots (roots.h),
-// its edges what pointers in their memory lead to (edge.h). Scans find the edges (scanner.h), a
+// The reach graph of a pool: who may still reach what. The nodes are regions and roots (roots.h),
+// the edges what pointers in their memory lead to (edge.h). Scans find the edges (scanner.h), a
 // launch follows them (closure.h).
 //
-// What is not known is named here, so that nothing is unmapped on the strength of it:
+// Unknown reach is recorded here, so that nothing is unmapped on the strength of it:
 //   dirty      regions that an operation has reached since their last scan
 //   floor      operations up to this number may have reached anything
 //   variables  contexts in whose module variables a copy has put what no pass has seen
@@ -25,10 +25,10 @@
 
 namespace olpager::pager {
 
-/// Operations up to a number of which nobody recorded what they reached.
+/// Operations up to a number whose reach nobody recorded.
 struct ReachFloor {
   uint64_t number = 0;
-  /// Of these, which were not known to reach everything when they were made.
+  /// The last of these that was not known to reach everything when it was made.
   uint64_t found = 0;
   /// Operations are under way that nobody records; `number` is settled after the grace period that
   /// follows.
@@ -52,10 +52,10 @@ class UnknownVariables {
     uint64_t number;
     uint64_t serial;  // differs each time
   };
-  /// An operation with that number writes what nobody has seen.
+  /// An operation with that number writes unknown bytes.
   void note(CUcontext context, uint64_t number) { writes_[context] = {number, ++serials_}; }
   bool in(CUcontext context) const { return writes_.contains(context); }
-  /// nullptr: what its variables hold is known.
+  /// nullptr: the contents of its variables are known.
   const Write* of(CUcontext context) const {
     const auto found = writes_.find(context);
     return found != writes_.end() ? &found->second : nullptr;
@@ -76,7 +76,7 @@ class ReachGraph {
   // --- what leads where --------------------------------------------------------------------------
   /// The region, or the root, that holds `address` and is not being freed; nullptr: none.
   Region* liveAt(uint64_t address) const;
-  /// Calls visit(region) for what an edge leads to.
+  /// Calls visit(region) for the targets of an edge.
   template <typename Visit>
   void forEdge(const Edge& edge, Visit visit) const;
   /// Calls visit(region) for what a reservation maps in [begin, end) besides its extents: regions
@@ -106,7 +106,7 @@ class ReachGraph {
   void addOfVariables(CUcontext context, const Edge& edge, uint64_t page = 0);
   /// The same of what lies at `address`.
   void addOfVariables(CUcontext context, uint64_t address);
-  /// The engine goes: what its passes found in variables is known no more.
+  /// The engine goes: edges that its passes found in variables are known no more.
   void forgetKeeper(const Engine* keeper);
 
   // --- what is not known -------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class ReachGraph {
     dirty.push_back(region);
   }
   /// Bytes of unknown contents have come to the region from the host or another agent: a pass looks
-  /// for pointers before a kernel follows any in it. Of what agents have in turns such passes look
-  /// at pages that are due alone.
+  /// for pointers before a kernel follows any in it. In memory that agents have in turns such
+  /// passes look at pages that are due alone.
   void noteUnknown(Region& region, ExtentRange where) {
     region.host_written = true;
     ++region.host_writes;
@@ -126,14 +126,14 @@ class ReachGraph {
     if (region.shared() == nullptr) return;
     for (size_t e = where.first; e < where.last; ++e) region.extents[e]->scan_due = true;
   }
-  /// Nobody recorded what operations reached up to now: everything is to be scanned.
+  /// Nobody recorded operations' reach up to now: everything is to be scanned.
   void everythingIsDirty();
-  /// Looks through what the CPU may have put into a root. False: nobody knows what it holds, so
-  /// that whoever reaches it may reach anything.
+  /// Looks through the CPU's possible writes to a root. False: nobody knows its contents, so that
+  /// an operation that reaches it may reach anything.
   bool refresh(Region& root) const;
   /// The engine whose passes scan the root; nullptr: none can.
   Engine* scannerOf(const Region& root) const;
-  /// Nobody knows what the root names, nor vouches for it.
+  /// Nobody knows the root's edges, nor vouches for it.
   bool leadsAnywhere(const Region& root) const {
     return reach_ != Reach::kLearned && (!root.root->scannable || scannerOf(root) == nullptr);
   }

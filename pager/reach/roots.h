@@ -13,10 +13,10 @@
 //                                   scanned by the next pass
 //   kUnknown   anybody              nothing
 //
-// What can't be looked through (kUnknown; kHost and kManaged above kLargestScanned; managed memory
-// that CPU and GPU may not use at once; registered memory that the program has unmapped or
-// protected since; device memory or variables of a context that no engine lives in) may name
-// anything: a launch that reaches it reaches all, and nothing is evicted beside it
+// Some memory can't be looked through (kUnknown; kHost and kManaged above kLargestScanned; managed
+// memory that CPU and GPU may not use at once; registered memory that the program has unmapped or
+// protected since; device memory or variables of a context that no engine lives in). Such memory
+// may name anything: a launch that reaches it reaches all, and nothing is evicted beside it
 // (ReachFloor). Under reach = learned the user vouches that it names nothing.
 //
 // Everything runs under PoolState::mutex unless it says otherwise.
@@ -40,8 +40,8 @@ namespace olpager::pager {
 class Engine;
 struct Region;
 
-/// What a Region of kind kRoot is. Its `base` is the memory's address, `requested_bytes` its size;
-/// it has no pages of the range.
+/// The root state of a Region of kind kRoot. The region's `base` is the memory's address,
+/// `requested_bytes` its size; it has no pages of the range.
 struct RootMemory {
   RootKind kind = RootKind::kHost;
   CUcontext context = nullptr;
@@ -57,7 +57,7 @@ struct Root {
   Region* region = nullptr;  // none of a variable
 };
 
-/// What variables of a context name, as of the last passes.
+/// An edge from variables of a context, as of the last passes.
 struct RootEdge {
   Edge edge;
   const Engine* keeper;  // whose passes scan that root
@@ -65,7 +65,7 @@ struct RootEdge {
   uint64_t page = 0;     // which one, of an arena that moves by pieces; 0: any
 };
 
-/// Addresses between the lowest and the highest of what was added. Grows only; added to under the
+/// Addresses between the lowest and the highest of those added. Grows only; added to under the
 /// mutex, read without.
 class AddressSpan {
  public:
@@ -93,7 +93,7 @@ class AddressSpan {
   std::atomic<uint64_t> low_{0}, bytes_{0};
 };
 
-/// The roots by address. They do not overlap.
+/// The roots by address. Roots do not overlap.
 class RootTable {
  public:
   /// False: there is one at that address already. `spans`: it counts for span().
@@ -102,9 +102,9 @@ class RootTable {
   Root remove(uint64_t address);
   void dropContext(CUcontext context, std::vector<Region*>& regions);
 
-  /// Where roots lie. Read without the mutex.
+  /// The addresses between the lowest and the highest root. Read without the mutex.
   const AddressSpan& span() const { return span_; }
-  /// Whether kernels of the context read variables.
+  /// True if kernels of the context read variables.
   bool hasVariables(CUcontext context) const { return variables_.contains(context); }
 
   /// The region of the root that holds `address`; none of a variable's.
@@ -137,17 +137,17 @@ struct ByteRun {
   bool may_be_gone = false;  // registered memory
 };
 
-/// What of [address, + bytes) the CPU has mapped, and what it has not. Of managed memory the CPU
-/// has written only what it has mapped: what the GPU uses is taken from it. Everything counts as
-/// mapped where the system does not tell. Without the mutex too.
+/// Splits [address, + bytes) into the runs that the CPU has mapped and those that it has not. The
+/// CPU has written only managed memory that it has mapped: memory that the GPU uses is taken from
+/// it. Everything counts as mapped where the system does not tell. Without the mutex too.
 void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& present,
                      std::vector<ByteRun>& absent);
 
-/// Of a root that is scannable: what the CPU looks through, and what only the GPU can. Without the
-/// mutex too.
+/// Splits a scannable root into the runs for the CPU and those that only the GPU can look through.
+/// Without the mutex too.
 void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<ByteRun>& by_gpu);
 
-/// Calls visit(data, bytes) for a run that the CPU looks through, piece by piece. Of registered
+/// Calls visit(data, bytes) for a run that the CPU looks through, piece by piece. For registered
 /// memory these are copies: the program may have unmapped it, or protected it from being read,
 /// which is no fault of its as long as nothing uses it. False: it has; `visit` was called for a
 /// part at most. Without the mutex too.

@@ -43,7 +43,8 @@ struct Scanner::Jobs {
     return add(extent.vram != nullptr ? extent.vram->alias : extent.host->alias,
                1ull << extent.order, found);
   }
-  // The bitmap of the region that is listed as number `index`. Its victims are in it as well.
+  // The bitmap of the region that is listed as number `index`. The region's victims are in it as
+  // well.
   uint32_t* bitmapOf(const Region& region, size_t index) {
     if (index >= most_own) return scratch->found;
     uint32_t* const bitmap = scratch->found + (2 + index) * words;
@@ -53,7 +54,8 @@ struct Scanner::Jobs {
   }
 };
 
-// Who gets to the region by its own pages has reached it before: only what leaves is looked at now.
+// A launch that gets to the region by its own pages has reached it before: only what leaves is
+// looked at now.
 void Scanner::listParts(Scan& scan, Region& region, const std::vector<Extent*>& victims,
                         Jobs& jobs) {
   std::vector<uint64_t> leaving;
@@ -65,7 +67,7 @@ void Scanner::listParts(Scan& scan, Region& region, const std::vector<Extent*>& 
 }
 
 // Memory that other agents have in turns, in a pass that no victim waits for: pages that have come
-// from those since they were scanned last. What kernels wrote is looked at when something is to
+// from those since they were scanned last. Kernels' writes are looked at when something is to
 // leave.
 void Scanner::listFromOthers(Scan& scan, Region& region, Jobs& jobs) {
   std::vector<uint64_t> come;
@@ -124,8 +126,8 @@ bool Scanner::listRegion(Scan& scan, Region& region, const std::vector<Extent*>&
                       jobs.scratch->jobs + jobs.count);
   else
     region.in_dirty_list = false;
-  // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old
-  // knowledge stays.
+  // The region's edges are found anew; of pages that are elsewhere, or may be written meanwhile,
+  // the old ones stay.
   scan.scanned.push_back(
       Scan::Scanned::now(region, whole && !region.in_dirty_list, std::move(only)));
   return !stays;
@@ -186,8 +188,8 @@ CUresult Scanner::begin(Scan& scan, const std::vector<Extent*>& victims, CUevent
   scan.hash_slots.clear();
   for (const Extent* extent : victims) {
     scan.hash_slots.push_back(static_cast<uint32_t>(jobs.slots));
-    // What leaves its place in host memory is hashed in VRAM, where that is a hundred times as
-    // fast.
+    // An extent that leaves its place in host memory is hashed in VRAM, where that is a hundred
+    // times as fast.
     if (extent->vram == nullptr && extent->region->by_pieces && !extent->scan_due) continue;
     if (extent->sealed) continue;  // its hash is known
     if (jobs.add(*extent, scan.scratch->found))
@@ -329,7 +331,7 @@ uint32_t Scanner::markReachedBy(const std::vector<uint64_t>& news) {
     named.pop_back();
     if (region->dead || region->mark == mark) continue;
     region->mark = mark;
-    // What can't be looked through leads anywhere.
+    // A root that can't be looked through leads anywhere.
     if (region->isRoot() && pool_.reach.leadsAnywhere(*region)) return 0;
     for (const Edge& edge : region->edges)
       if (ranges.isNew(edge))

@@ -1,6 +1,6 @@
-// One device's scanner: what a pass looks through, and what it makes of what the pass found. It
-// turns pages and roots into edges of the reach graph. The engine decides when a pass begins and
-// what leaves VRAM behind it (residency/eviction.cpp).
+// One device's scanner: the input of a pass, and the use of its findings. The scanner turns pages
+// and roots into edges of the reach graph. The engine decides when a pass begins and what leaves
+// VRAM behind it (residency/eviction.cpp).
 //
 // A pass, from the scanner's side:
 //   begin   lists what may have been written since its last scan, the victims among it, and
@@ -9,11 +9,11 @@
 //   finish  turns what the pass found into edges, and says which addresses something has come to
 //           name: launches in flight may follow those
 //
-// Passes of one scanner end in the order in which they began: what a pass found is known before a
+// Passes of one scanner end in the order in which they began: a pass's findings are known before a
 // later one unmaps anything.
 //
-// Locks: everything runs under PoolState::mutex. What takes it as `lock` releases it around driver
-// calls and while the CPU reads roots (ReachGraph::scans_of_roots keeps those there).
+// Locks: everything runs under PoolState::mutex. Functions that take it as `lock` release it around
+// driver calls and while the CPU reads roots (ReachGraph::scans_of_roots keeps those there).
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ namespace olpager::pager {
 class Engine;
 struct PoolState;
 
-/// What one pass looks through. The engine fills in why it is made; the scanner the rest.
+/// One pass and its input. The engine fills in why it is made; the scanner the rest.
 struct Scan {
   /// A region that the host wrote, with its figures as the scan began.
   struct HostWritten {
@@ -45,17 +45,17 @@ struct Scan {
     bool whole;                  // every page of it, and no launch in flight writes it
     uint64_t stamp;              // as of then: a launch since may have written it
     std::vector<uint64_t> only;  // of an arena that moves by pieces: the extents, by address
-    // Of a root: what the GPU scans, and what the CPU does, which does so once more when the pass
-    // is over if kernels use it.
+    // For a root: the parts that the GPU scans and those that the CPU does, once more when the pass
+    // is over if kernels use the root.
     std::vector<kernels::ScanJob> by_gpu;
     std::vector<ByteRun> by_cpu;
     bool twice = false;
     std::vector<uint64_t> found;  // by the CPU: addresses
-    // What it named before the pass, of a region of which the CPU found something.
+    // Edges before the pass, for a region in which the CPU found something.
     std::vector<Edge> before{};
     bool named_itself = false;
 
-    /// Of a region that is no root, as it is now.
+    /// For a region that is no root, as it is now.
     static Scanned now(Region& region, bool whole, std::vector<uint64_t> only);
   };
 
@@ -65,9 +65,9 @@ struct Scan {
   bool all = false;                       // another engine waits for all that is dirty
   bool ahead = false;                     // nobody waits: what is dirty, and no launch writes now
   /// The victims are parts of this region, which change place (swap.cpp) or go to another agent
-  /// (give_away.cpp). Of the region nothing else is scanned.
+  /// (give_away.cpp). Nothing else of the region is scanned.
   Region* parts_of = nullptr;
-  /// Nobody waits for it but who wants victims out of VRAM.
+  /// Only the code that wants victims out of VRAM waits for it.
   bool forVictimsOnly() const { return host_written.empty() && !for_variables && !all && !ahead; }
 
   // --- under way ---------------------------------------------------------------------------------
@@ -89,10 +89,10 @@ class Scanner {
   Scanner(PoolState& pool, Engine& engine, PassKernels& kernels)
       : pool_(pool), engine_(engine), kernels_(kernels) {}
 
-  /// Whether something of the device's is to be scanned.
+  /// True if something of the device's is to be scanned.
   bool hasDirty() const;
-  /// Whether what nobody has scanned may lead to the region, its own pages apart: memory of any
-  /// device, or module variables.
+  /// True if memory that nobody has scanned may lead to the region, its own pages apart: memory of
+  /// any device, or module variables.
   bool mayBeNamedUnseen(const Region& region) const;
   uint64_t begun() const { return begun_; }
   uint64_t ended() const { return ended_; }
@@ -102,8 +102,8 @@ class Scanner {
   /// wrote.
   static uint64_t stampToScan(const Region& region);
 
-  /// Launches a pass over the victims and over what is dirty; `event` comes when it is over. A
-  /// scratch buffer is free. Returns what the driver said.
+  /// Launches a pass over the victims and over dirty memory; `event` comes when it is over. A
+  /// scratch buffer is free. Returns the driver's result.
   CUresult begin(Scan& scan, const std::vector<Extent*>& victims, CUevent event, Lock& lock);
   /// Nobody will finish the pass.
   void abandon(Scan& scan);
@@ -119,7 +119,7 @@ class Scanner {
   /// may follow it, or have put it elsewhere. Sets a mark in the regions that they may reach by
   /// that, and returns it; 0: they may reach anything.
   uint32_t markReachedBy(const std::vector<uint64_t>& news);
-  /// The pass is over, and what it found is known.
+  /// The pass is over, and its findings are known.
   void ends(Scan& scan);
 
  private:

@@ -1,6 +1,6 @@
-// What one launch (or copy) uses of arenas that move by pieces (reach = learned): the pieces that
-// it names and those that pointers in memory name. Ordinary regions are used whole and are not
-// here.
+// The part of arenas that move by pieces (reach = learned) that one launch (or copy) uses: the
+// pieces that it names and those that pointers in memory name. Ordinary regions are used whole and
+// are not here.
 //
 // Part of a Closure; every member runs under PoolState::mutex. Extents stay
 // valid while the launch waits, since their regions are held (Region::wanted).
@@ -36,7 +36,7 @@ class WorkingSet {
 
   bool empty() const { return regions_.empty(); }
   const std::vector<Tensor>& tensors() const { return tensors_; }
-  /// Of tensors of which launches touch little: they are used where they are.
+  /// Extents of tensors of which launches touch little: they are used where they are.
   const std::vector<Extent*>& stays() const { return stays_; }
   /// Nothing of it is held.
   void clear();
@@ -47,7 +47,7 @@ class WorkingSet {
   /// as the number of the newest launch. None when they are too many to come in together, or when
   /// waiting was in vain of late.
   std::vector<Extent*> worthFetching(uint64_t newest) const;
-  /// They did not come in time: the next launches don't wait.
+  /// The extents did not come in time: the next launches don't wait.
   void fetchedInVain(uint64_t newest);
   void fetchedInTime();
 

@@ -26,8 +26,8 @@ class Claim {
   Claim(const Claim&) = delete;
   Claim& operator=(const Claim&) = delete;
 
-  /// Claims what of `needed` other agents may have, if some of it is away. `needed` only grows from
-  /// call to call. False: the operation can't have it, and a line has said why.
+  /// Claims the extents of `needed` that other agents may have, if some of it is away. `needed`
+  /// only grows from call to call. False: the operation can't have it, and a line has said why.
   [[nodiscard]] bool ask(std::span<Extent* const> needed, Lock& lock);
   /// True: a thread's operation would ask now, and must not before the work ahead of it in its
   /// stream is over. Others wait for claimed pages, and that work may be among them.

@@ -1,6 +1,6 @@
 // The pool as an agent of a directory: pages that it has in turns with other agents. Managed memory
 // (managed/managed.h) and an executor of the unified view (away/away.h) derive from it, and a pool
-// has one of them at most (PoolState::agent()). Here is what both have in common:
+// has one of them at most (PoolState::agent()). Code shared by both:
 //
 //   regions    each page of such a region is an extent of the directory's and of the pager's
 //   claims     what operations ask for, and give up when they are over (claim.h)
@@ -13,7 +13,7 @@
 //     yield      kParked -> kAbsent
 //     lend       never: what an agent needs it needs for itself alone
 //
-// The deriving class gives what differs:
+// The deriving class gives the differences:
 //
 //   bytes      where a page's bytes come from and where they stay: fetch, clear, release, take,
 //              give. A managed page has one frame for all agents, and nothing is copied. An
@@ -83,7 +83,7 @@ class PoolAgent : protected Residence<Lock> {
  protected:
   PoolAgent(PoolState& state, directory::AgentId id) : state_(state), elsewhere_(id, *this) {}
 
-  /// Last of all in the constructor of who derives, whose destructor calls stopThreads().
+  /// Last of all in the constructor of a derived class, whose destructor calls stopThreads().
   /// std::system_error as std::thread.
   void startThread();
 
@@ -92,9 +92,9 @@ class PoolAgent : protected Residence<Lock> {
   virtual bool take(Extent& extent) = 0;
   /// The extent, parked, is about to be another agent's.
   virtual void give(Extent& extent) = 0;
-  /// Steps have been made: what they have posted has to go.
+  /// Steps have been made: their messages have to go.
   virtual void flush() {}
-  /// The bell has rung, or somebody waits: does what else there is to do. May release the mutex.
+  /// The bell has rung, or somebody waits: does the rest of the work. May release the mutex.
   virtual void turn(Lock& lock) = 0;
   /// Called once a second or more often. Without the mutex.
   virtual void tell() {}

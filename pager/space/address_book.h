@@ -1,6 +1,6 @@
-// The address book of a pool: which addresses of the global range are given out, and what each of
-// them names. It knows regions, pieces of arenas and small allocations; it knows nothing of where
-// bytes are, nor of who reaches them.
+// The address book of a pool: the addresses of the global range that are given out, and the owner
+// of each. The book knows regions, pieces of arenas and small allocations; it knows nothing of
+// where bytes are, nor of who reaches them.
 //
 // Locks: find() and map() are wait-free; every other member runs under PoolState::mutex.
 #pragma once
@@ -24,9 +24,8 @@
 
 namespace olpager::pager {
 
-/// What the learned order knows as one unit: a region, or a piece of an arena that moves by pieces
-/// or is streamed.
-/// Valid while the mutex is held.
+/// One unit of the learned order: a region, or a piece of an arena that moves by pieces or is
+/// streamed. Valid while the mutex is held.
 struct UnitRef {
   Region* region = nullptr;
   Piece* piece = nullptr;

@@ -125,7 +125,7 @@ const std::pair<const uint64_t, uint64_t>* Arena::fillAt(uint64_t address) const
   return address < fill.second ? &fill : nullptr;
 }
 
-// What overlaps is what the newest copy says; what it leaves of others stays filled.
+// The newest copy decides where fills overlap; what it leaves of others stays filled.
 void Arena::fill(uint64_t address, uint64_t bytes) {
   if (bytes == 0 || fills_.size() + 2 > options_.most_fills) return;
   const uint64_t end = address + bytes;

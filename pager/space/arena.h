@@ -6,12 +6,12 @@
 // time, about a round after the first: one that moves on (where a cache is appended to) is named in
 // one round only and never cuts. There is at most one cut in a page, since nothing smaller than a
 // page moves. Cuts that nobody names any more go, and their piece joins the one before. An address
-// inside what copies named as one thing (a range that begins at a cut) makes no cut. Copies
+// inside a range that copies named as one thing (a range that begins at a cut) makes no cut. Copies
 // themselves make none: a tensor is loaded in parts as often as not.
 //
-// A fill is what one copy from the host has filled: a tensor, or a part of one. Where a fill
-// begins the first name cuts, and inside of it none does. So a program that fills its tensors by
-// one copy each has a piece for each tensor from the first launch on.
+// A fill is a range that one copy from the host has filled: a tensor, or a part of one. The start
+// of a fill cuts when it is first named, and no name inside of it does. So a program that fills its
+// tensors by one copy each has a piece for each tensor from the first launch on.
 //
 //   unknown -> candidate (named once) -> cut (named again, half a round later) -> gone (not named
 //   for many rounds)
@@ -117,15 +117,15 @@ class Arena {
   /// address cuts. Pieces found before are valid until the next name() or nameRange(), which may
   /// drop some.
   Piece& name(uint64_t address);
-  /// A copy names exactly [address, + bytes), in the arena. It cuts nothing.
+  /// A copy names exactly [address, + bytes), in the arena. The name cuts nothing.
   void nameRange(uint64_t address, uint64_t bytes);
 
   /// A copy from the host fills exactly [address, + bytes), in the arena.
   void fill(uint64_t address, uint64_t bytes);
   bool hasFills() const { return !fills_.empty(); }
-  /// Whether fills cover [begin, end), but for padding between them.
+  /// True if fills cover [begin, end), but for padding between them.
   bool isFilled(uint64_t begin, uint64_t end) const;
-  /// Where the tensor ends that `address` is in, as far as that is known; `piece` holds the
+  /// The end of the tensor that `address` is in, as far as that is known; `piece` holds the
   /// address.
   uint64_t tensorEnd(uint64_t address, const Piece& piece) const;
 

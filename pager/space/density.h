@@ -1,4 +1,4 @@
-// How much launches touch of an allocation, or of a tensor in an arena: what has been learned of it
+// How much launches touch of an allocation, or of a tensor in an arena: the learned answer
 // (residency/sparse.h says how).
 #pragma once
 
@@ -8,7 +8,7 @@ namespace olpager::pager {
 
 enum class Density : uint8_t { kUnknown, kSparse, kDense };
 
-/// What is known of how launches use it. Under PoolState::mutex.
+/// A record of how launches use it. Under PoolState::mutex.
 struct DensityRecord {
   Density verdict = Density::kUnknown;
   uint8_t fast = 0;     // in a row

@@ -18,7 +18,7 @@ namespace olpager::pager {
 
 /// `bytes` from the pool. nullptr: no memory.
 void* takePooled(size_t bytes) noexcept;
-/// Gives back what takePooled(bytes) gave.
+/// Gives back the memory of takePooled(bytes).
 void givePooled(void* object, size_t bytes) noexcept;
 
 }  // namespace olpager::pager

@@ -134,7 +134,7 @@ struct VramChunk : Pooled<VramChunk> {
   /// Network cards know it (residency/direct_memory.h).
   uint64_t direct : 1 = false;
 
-  /// Its bytes by the alias, as transfers name them. No processor touches them.
+  /// The bytes by the alias, as transfers name them. No processor touches them.
   void* bytes() const { return reinterpret_cast<void*>(alias); }
 };
 
@@ -216,8 +216,8 @@ inline bool isNext(const Extent& before, const Extent& next) {
 static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostChunk) <=
               kExtentCost - 8);
 
-/// Further state of a region whose pages other agents have in turns. Its extents are of one page
-/// each.
+/// Further state of a region whose pages other agents have in turns. The region's extents are of
+/// one page each.
 struct SharedRegion {
   directory::ExtentId first = 0;  // of its first page; the others follow
   /// Launches that were known to reach the region when they were made: the newest of each stream. A

@@ -35,7 +35,7 @@ class RegionTable {
     ++steps_;
     return next_;
   }
-  /// Steps of loops over all regions so far: what must not grow with the square of their number.
+  /// Steps of loops over all regions so far: they must not grow with the square of their number.
   uint64_t steps() const { return steps_; }
 
  private:

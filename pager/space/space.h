@@ -39,8 +39,9 @@ class PageMap {
   uint64_t size() const { return size_; }
   bool contains(uint64_t address) const { return address - base_ < size_; }
 
-  /// Region of the page that holds `address`, which must lie in the range. What the publisher wrote
-  /// before assign() is visible to who sees its index here. One subtraction, one shift, one load.
+  /// Region of the page that holds `address`, which must lie in the range. Writes of the publisher
+  /// before assign() are visible to a reader that sees its index here. One subtraction, one shift,
+  /// one load.
   RegionIndex lookup(uint64_t address) const {
     return entries_[(address - base_) >> kPageShift].load(std::memory_order_acquire);
   }

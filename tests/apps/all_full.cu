@@ -1,6 +1,6 @@
 // Nearly all the memory that the device has is allocated, and launches use it two blocks at a time,
-// in an order that nobody can foresee: what they need has to come in where everything is full. What
-// is freed can be allocated again at once, in other sizes.
+// in an order that nobody can foresee: what they need has to come in where everything is full.
+// Freed memory can be allocated again at once, in other sizes.
 #include "common.h"
 
 namespace {
@@ -31,8 +31,8 @@ int main(int argc, char** argv) {
     CHECK(blocks.size() < 4096, "memory does not run out at %zu blocks", blocks.size());
   CHECK(cudaGetLastError() == cudaErrorMemoryAllocation, "memory runs out with another error");
   CHECK(blocks.size() >= 2, "only %zu blocks fit", blocks.size());
-  // What a block is a sum of: each word is a * its own start value, plus those of others. All words
-  // of a block have the same history, so three of each are computed again.
+  // The sum in a block: each word is a * its own start value, plus those of others. All words of a
+  // block have the same history, so three of each are computed again.
   const size_t looked_at[] = {0, words / 2, words - 1};
   std::vector<uint32_t> expected;
   for (size_t b = 0; b < blocks.size(); ++b) {

@@ -1,5 +1,5 @@
 // CUDA arrays against the budget: buffers take three quarters of all that is reported, then arrays
-// are made. They are the driver's own VRAM; a pager has to make room for them, and may have the
+// are made. Arrays are the driver's own VRAM; a pager has to make room for them, and may have the
 // room back when they are gone.
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// What the runtime and the driver say about pointers: fresh, after the memory was parked, and while
+// Pointer attributes of the runtime and the driver: fresh, after the memory was parked, and while
 // it is in use.
 #include "common.h"
 

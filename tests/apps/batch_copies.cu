@@ -42,7 +42,8 @@ void tryLinear(cudaStream_t stream, uint32_t seed, bool pinned) {
   const void* to[2] = {device[0], device[1]};
   const void* from[2] = {in[0], in[1]};
   size_t sizes[2] = {kWords * 4, kWords * 2};
-  // What is read during the call may change behind it, however late the stream comes to the copy.
+  // A source that is read during the call may change behind it, however late the stream comes to
+  // the copy.
   RUNTIME_OK(cudaLaunchHostFunc(
       stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }, nullptr));
   RUNTIME_OK(cudaMemcpyBatchAsync(to, from, sizes, 2, attributes, starts, 2, stream));

@@ -1,5 +1,5 @@
-// What two processes of a test program say to each other over a connected socket. A process that is
-// gone ends the program.
+// Messages between two processes of a test program over a connected socket. A process that is gone
+// ends the program.
 #pragma once
 
 #include <sys/socket.h>

@@ -70,8 +70,8 @@ class Calls {
       RUNTIME_OK(cudaMemcpy(bytes_.data(), memory_, 4096, cudaMemcpyDeviceToHost));
       RUNTIME_OK(cudaMemcpy(memory_, bytes_.data(), bytes_.size(), cudaMemcpyHostToDevice));
     } else if (call == "copy behind") {
-      RUNTIME_OK(cudaMemcpyAsync(bytes_.data(), memory_, bytes_.size(), cudaMemcpyDeviceToHost,
-                                 stream));
+      RUNTIME_OK(
+          cudaMemcpyAsync(bytes_.data(), memory_, bytes_.size(), cudaMemcpyDeviceToHost, stream));
     } else {
       apps::fail("no call %s", call.c_str());
     }
@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaGraphAddHostNode(&node, graph, nullptr, 0, &function));
     RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
     *flag = 0;
-    // It is launched, and has not begun.
+    // The graph is launched, and has not begun.
     spin<<<1, 1, 0, stream>>>(flag);
     RUNTIME_OK(cudaGraphLaunch(exec, stream));
     toucher = std::thread([flag] {

@@ -1,6 +1,6 @@
 // One thread captures, for a while, in a mode that forbids other threads nothing. These launch,
-// allocate and free in the order of their streams, and wait for their streams meanwhile. What is
-// captured does not run, and runs beside them afterwards.
+// allocate and free in the order of their streams, and wait for their streams meanwhile. Captured
+// work does not run, and runs beside them afterwards.
 #include <atomic>
 #include <chrono>
 #include <thread>

@@ -116,7 +116,7 @@ void Program::run(int number) {
   RUNTIME_OK(cudaStreamEndCapture(stream, &graph));
   setValue(last[0], nullptr, 1000, 2000);
 
-  // Where they are in a graph around it, and in a clone of that.
+  // The nodes' places in a graph around it, and in a clone of that.
   cudaGraph_t around, child, clone;
   cudaGraphNode_t node, in_clone;
   RUNTIME_OK(cudaGraphCreate(&around, 0));

@@ -11,7 +11,7 @@ __global__ void add(uint4* words, uint32_t count, uint32_t value) {
   if (i < count) words[i].x += value;
 }
 
-// Where nobody waits for the answer the end of the capture tells of it.
+// If nobody waits for the answer, the end of the capture tells of it.
 void refused(cudaError_t result, const char* what) {
   CHECK(result == cudaErrorStreamCaptureInvalidated || result == cudaSuccess,
         "%s in a spoiled capture: %s", what, cudaGetErrorName(result));

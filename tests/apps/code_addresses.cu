@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
   void* sum_at = nullptr;
   RUNTIME_OK(cudaGetSymbolAddress(&sum_at, g_sum));
 
-  // Who holds the variable's address, as kernels reach it: pinned and managed memory, and two
+  // The holders of the variable's address, as kernels reach it: pinned and managed memory, and two
   // places in device memory that copies fill.
   uint32_t **pinned, **managed, **copied;
   RUNTIME_OK(cudaHostAlloc(&pinned, 4096, cudaHostAllocMapped));

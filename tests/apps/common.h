@@ -1,4 +1,4 @@
-// What every program in this folder shares: options, a verdict, and data that the CPU can compute
+// Shared by all programs in this folder: options, a verdict, and data that the CPU can compute
 // again. A program takes --bytes (the working set) and --seed, prints "OK <what>" and exits 0, or
 // says what differs and exits 1. Exit 77: the driver natively lacks what the program tests.
 #pragma once

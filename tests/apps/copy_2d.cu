@@ -68,8 +68,7 @@ void behindGate(uint32_t seed) {
         "a copy did not wait for what is before it in its stream");
   gate.open = true;
   RUNTIME_OK(cudaStreamSynchronize(stream));
-  // What was zeros is the image now; the same once more, behind a copy to the GPU in the same
-  // stream.
+  // The zeros are the image now; the same once more, behind a copy to the GPU in the same stream.
   for (int again = 0; again < 2; ++again) {
     for (size_t y = 0; y < kRows + kY; ++y)
       for (size_t x = 0; x < kInto; ++x) {
@@ -98,7 +97,7 @@ void behindGate(uint32_t seed) {
     RUNTIME_OK(cudaEventRecord(event, stream));
     RUNTIME_OK(cudaEventSynchronize(event));
   }
-  // What lies in a row is read when it has come, without anybody who waits for it.
+  // Bytes in a row are read when they have come, without anybody who waits for them.
   RUNTIME_OK(cudaMemset2DAsync(device, pitch, 0x3c, kRow, kRows, stream));
   RUNTIME_OK(cudaMemcpy2DAsync(pinned + kY * kInto + kX, kInto, device, pitch, kRow, kRows,
                                cudaMemcpyDeviceToHost, stream));
@@ -157,7 +156,7 @@ int main(int argc, char** argv) {
               back[y * kWidth + x], expected);
       }
     }
-    // What lies between the rows was set once and must have stayed.
+    // Bytes between the rows were set once and must have stayed.
     std::vector<uint8_t> row(pitch);
     RUNTIME_OK(cudaMemcpy(row.data(), reinterpret_cast<char*>(images[k]) + 7 * pitch, pitch,
                           cudaMemcpyDeviceToHost));

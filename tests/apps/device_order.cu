@@ -1,6 +1,6 @@
 // CUDA_VISIBLE_DEVICES says which devices a program sees, and in which order: numbers, UUIDs or
-// their beginnings. What names no device, or several, ends the list; a device that is named twice
-// leaves none. Programs of its own tell what they see.
+// their beginnings. An entry that names no device, or several, ends the list; a device that is
+// named twice leaves none. Programs of its own tell what they see.
 #include <unistd.h>
 
 #include <string>

@@ -33,8 +33,8 @@ int main(int argc, char** argv) {
     count<<<1, 1>>>(out);
     RUNTIME_OK(cudaMemcpy(&counted, out, 4, cudaMemcpyDeviceToHost));
     CHECK(counted == 7, "life %u: the module's variable is %u, expected 7", life, counted);
-    // Pinned memory that kernels may find pointers in. It goes with the device, and nobody may look
-    // there in the next life.
+    // Pinned memory that kernels may find pointers in. The memory goes with the device, and nobody
+    // may look there in the next life.
     uint32_t* pinned;
     RUNTIME_OK(cudaMallocHost(&pinned, kPinned));
     std::memset(pinned, 0, kPinned);
@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
           "life %u: memory outlived the reset (type %d)", life, int(attributes.type));
     size_t free_after = 0;
     RUNTIME_OK(cudaMemGetInfo(&free_after, &total));
-    // What other programs of the machine take meanwhile is not ours to judge.
+    // Memory that other programs of the machine take meanwhile is not ours to judge.
     const size_t slack = (size_t{4} << 20) + total / 50;
     CHECK(free_after + slack >= free_bytes + n * kPiece,
           "life %u: %zu bytes free after the reset, %zu before", life, free_after, free_bytes);

@@ -1,4 +1,4 @@
-// What programs of the driver API share: a context, and one kernel from PTX text.
+// Shared by programs of the driver API: a context, and one kernel from PTX text.
 #pragma once
 
 #include <string>

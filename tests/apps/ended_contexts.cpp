@@ -1,6 +1,6 @@
-// Contexts that end beside others: one of the same device, a green one, another device's. What is
+// Contexts that end beside others: one of the same device, a green one, another device's. Memory
 // allocated in the others is still known as device memory, also to calls that take a device's
-// address for the host's; what was allocated in one that ended is not.
+// address for the host's; memory allocated in one that ended is not.
 #include "driver_program.h"
 
 namespace {
@@ -56,7 +56,7 @@ void freed(CUdeviceptr memory, const char* whose) {
   CHECK(cuMemFree(memory) != CUDA_SUCCESS, "memory of %s that has ended is still there", whose);
 }
 
-// Of the same device.
+// The other context is of the same device.
 void endOne(CUdevice device, CUcontext stays) {
   CUcontext other = nullptr;
   CUdeviceptr plain = 0, ordered = 0;
@@ -69,7 +69,7 @@ void endOne(CUdevice device, CUcontext stays) {
   freed(plain, "a context");
 }
 
-// What is allocated in it, or in its stream, is the primary one's.
+// Memory allocated in it, or in its stream, is the primary one's.
 bool endGreen(CUdevice device, CUcontext stays) {
   CUdevResource all{};
   if (cuDeviceGetDevResource(device, &all, CU_DEV_RESOURCE_TYPE_SM) != CUDA_SUCCESS) return false;

@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
     CHECK(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess,
           "the error stuck");
     CHECK(!blocks.empty(), "nothing could be allocated");
-    // What is there is untouched and usable.
+    // Existing memory is untouched and usable.
     RUNTIME_OK(cudaDeviceSynchronize());
     for (size_t b = 0; b < blocks.size(); ++b) {
       apps::verify(blocks[b], 4096, seed + uint32_t(b), 0, "first page of a block");

@@ -164,7 +164,7 @@ int main(int argc, char** argv) {
           word);
   }
   check(large.at(0), large.segment(), seed + 500, rounds + 2, "segment after its access changed");
-  // What is the driver's can be exported; what the pager moves is refused, and nothing else
+  // The driver's memory can be exported; memory that the pager moves is refused, and nothing else
   // happens.
   int descriptor = -1;
   const CUresult exported = cuMemExportToShareableHandle(

@@ -1,6 +1,7 @@
 // Memory of cuMemCreate that goes to another process as a file descriptor, and to the process
 // itself: both write and read it by kernels and copies, it outlives the exporter's own handle and
-// mapping, and whoever has the descriptor can have it. What nobody has any more is free again.
+// mapping, and whoever has the descriptor can have it. Memory that nobody has any more is free
+// again.
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaFree(allocate(64)));
   RUNTIME_OK(cudaMemGetInfo(&free_before, &total));
 
-  // What is allocated behind a free is not what a kernel that was launched before it still writes.
+  // Memory allocated behind a free is not memory that a kernel launched before still writes.
   for (const size_t words : {size_t{1000}, size_t{20000}, size_t{200000}, options.bytes / 32}) {
     for (const bool in_order : {false, true}) {
       uint32_t* const old = allocate(words);

@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
   freeBeside(streams[0], streams[0], seed, "the stream itself waits");
   freeBeside(streams[0], streams[1], seed, "another stream waits");
 
-  // Of several sizes, so that what is freed is seldom just what is asked for next.
+  // Sizes differ, so that freed memory is seldom just what is asked for next.
   uint32_t* sums;
   RUNTIME_OK(cudaMalloc(&sums, sizeof streams / sizeof *streams * kPiece));
   const uint32_t rounds = uint32_t(4 * options.bytes / (4 * kPiece));

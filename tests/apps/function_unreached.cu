@@ -1,6 +1,6 @@
 // A kernel's fault with a host function behind it, which the driver does not call then, and a
-// kernel behind that which reaches managed memory. What waits for functions hears that this one
-// never comes: OL_TEST_CALL says which call is made next ("nothing behind" in OL_TEST_BEHIND: the
+// kernel behind that which reaches managed memory. Waiters for functions hear that this one never
+// comes: OL_TEST_CALL says which call is made next ("nothing behind" in OL_TEST_BEHIND: the
 // function is the last in its stream). Each returns, with what it returns natively.
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ int main(int argc, char** argv) {
   touch<<<1, 32, 0, stream>>>(managed);
   late<<<1, 1, 0, stream>>>(memory, 1, memory);
   RUNTIME_OK(cudaStreamSynchronize(stream));
-  // It runs until what is behind it is there.
+  // The kernel runs until what is behind it is there.
   late<<<1, 1, 0, stream>>>(memory, 30000000, reinterpret_cast<unsigned*>(16));
   RUNTIME_OK(cudaLaunchHostFunc(stream, unreached, nullptr));
   if (setting("OL_TEST_BEHIND", "kernel") == "kernel") touch<<<1, 32, 0, stream>>>(managed);

@@ -156,7 +156,7 @@ int main(int argc, char** argv) {
   CHECK(wordAt(words + 4) == 9 && pinned[0] == 72, "made executable again: %u, %u",
         wordAt(words + 4), pinned[0]);
 
-  // What is no batch.
+  // Parameters that are no batch.
   CUgraphNode none = nullptr;
   CUDA_BATCH_MEM_OP_NODE_PARAMS wrong = paramsOf(context, others);
   wrong.count = 0;

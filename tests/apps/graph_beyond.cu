@@ -1,9 +1,9 @@
 // Graphs that reach all of the program's memory, several times what VRAM has room for: captured and
 // added, with branches, copies of all kinds, fills, host functions, child graphs, events and memory
-// operations. Their executable graphs are updated in each way between launches, before and after
-// the first one; outlive the graphs that they were made of, and changes of these; are launched in
-// several streams and inside a capture; and go while they run. What a launch leaves is always what
-// the same operations one after the other would have left.
+// operations. Executable graphs are updated in each way between launches, before and after the
+// first one; outlive the graphs that they were made of, and changes of these; are launched in
+// several streams and inside a capture; and go while they run. The result of a launch is always
+// that of the same operations one after the other.
 #include <functional>
 #include <vector>
 
@@ -223,7 +223,7 @@ cudaGraph_t childGraph(World& world, uint32_t factor) {
   return graph;
 }
 
-// What the graph's nodes do: kernel over each buffer, then all else.
+// The operations of the graph's nodes: kernel over each buffer, then all else.
 struct Values {
   std::vector<uint32_t> factors;
   std::vector<bool> disabled;
@@ -345,7 +345,7 @@ void updates(World& world, bool launched_before) {
   values.disabled[5] = true;
   launchBetween("a node disabled");
 
-  // What is set in the graph is none of the executable graph's.
+  // Values set in the graph are none of the executable graph's.
   Kernel unseen(world, 6, 2, 99, 6);
   RUNTIME_OK(cudaGraphKernelNodeSetParams(all.kernels[6], &unseen.params));
   launchBetween("a kernel set in the graph");
@@ -358,7 +358,7 @@ void updates(World& world, bool launched_before) {
   values.disabled[5] = false;
   launch("the node enabled again");
 
-  // Of another graph, all of it; then nodes again, by those that it was made of.
+  // An update to another graph, all of it; then nodes again, by those that it was made of.
   RUNTIME_OK(cudaGraphNodeSetEnabled(exec, all.kernels[3], 0));
   for (unsigned round = 0; round < 2; ++round) {
     Values newer;
@@ -380,7 +380,7 @@ void updates(World& world, bool launched_before) {
     launch("updated, and a kernel set");
     if (round == 1) RUNTIME_OK(cudaGraphDestroy(next.graph));
   }
-  // Of its own graph, as that is now.
+  // An update to its own graph, as that is now.
   cudaGraphExecUpdateResultInfo outcome{};
   RUNTIME_OK(cudaGraphExecUpdate(exec, all.graph, &outcome));
   Values own;
@@ -391,7 +391,7 @@ void updates(World& world, bool launched_before) {
   own.fill = 0x55555555;
   own.host = &first;
   values = own;
-  // Its nodes and edges change; it is destroyed.
+  // The graph's nodes and edges change; it is destroyed.
   Kernel more(world, 0, 3, 1001, 5);
   cudaGraphNode_t node;
   RUNTIME_OK(cudaGraphAddKernelNode(&node, all.graph, &all.host, 1, &more.params));

@@ -1,7 +1,7 @@
 // Captured copies of rectangles and boxes between the device and host memory, pinned and
-// registered, and between pinned memory; memory that nodes of a graph allocate and free. What the
-// program writes to the host memory between two launches is what the next one copies; what lies
-// beside the rectangles stays as it is.
+// registered, and between pinned memory; memory that nodes of a graph allocate and free. The
+// program's writes to the host memory between two launches are what the next one copies; bytes
+// beside the rectangles stay as they are.
 #include "common.h"
 
 namespace {

@@ -1,5 +1,5 @@
-// What the driver tells of a graph is in the file that the program names, which lies where the
-// program runs: made, replaced, and an error where there can be none.
+// The driver's text of a graph is in the file that the program names, which lies where the program
+// runs: made, replaced, and an error where there can be none.
 #include <unistd.h>
 
 #include <cerrno>

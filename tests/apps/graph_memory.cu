@@ -27,7 +27,7 @@ void check(const void* buffer, uint32_t seed, const char* what) {
   }
 }
 
-// What a graph's memory would be overwritten by, were its address given out again.
+// Writes that would overwrite a graph's memory, were its address given out again.
 void useOtherMemory(const void* unlike, cudaStream_t stream) {
   for (int i = 0; i < 4; ++i) {
     void* other = nullptr;

@@ -1,9 +1,9 @@
 // Copies from and to pageable host memory in graphs, captured and added: of a source the bytes
 // count that are there at the launch, a destination has them when the launch has been waited for.
-// (A driver may read a source later. Where the environment says OL_TEST_AT_LAUNCH the program
-// changes it right behind a launch.) Lines, rectangles and boxes; changed nodes; child graphs,
-// clones and updates; several launches in a row; host functions of a graph that read and write the
-// memory; memory that is gone after its graph.
+// (A driver may read a source later. With OL_TEST_AT_LAUNCH in the environment the program changes
+// it right behind a launch.) Lines, rectangles and boxes; changed nodes; child graphs, clones and
+// updates; several launches in a row; host functions of a graph that read and write the memory;
+// memory that is gone after its graph.
 #include <cuda.h>
 
 #include <memory>
@@ -210,7 +210,7 @@ void childrenAndClones(const Gpu& gpu) {
   gpu.run(of_clone);
   check(*out, 51, 5, "a clone");
 
-  // Its launch becomes part of another graph.
+  // The clone's launch becomes part of another graph.
   gpu.begin();
   RUNTIME_OK(cudaGraphLaunch(of_clone, gpu.stream));
   cudaGraph_t graph = gpu.end();

@@ -1,6 +1,6 @@
-// What a graph tells of its nodes: parameters of kernels, copies, fills and host functions, added
-// and captured, are asked for, changed, and set again in the graph and in the executable graph, by
-// the functions of each kind and by the general ones; attributes of kernel nodes.
+// Parameters of a graph's nodes: those of kernels, copies, fills and host functions, added and
+// captured, are asked for, changed, and set again in the graph and in the executable graph, by the
+// functions of each kind and by the general ones; attributes of kernel nodes.
 #include "common.h"
 
 namespace {
@@ -18,7 +18,7 @@ struct Calls {
 void CUDART_CB callFirst(void* data) { ++static_cast<Calls*>(data)->first; }
 void CUDART_CB callSecond(void* data) { ++static_cast<Calls*>(data)->second; }
 
-// Of the only kind in the graph.
+// The node of the only kind in the graph.
 cudaGraphNode_t nodeOf(cudaGraph_t graph, cudaGraphNodeType type) {
   cudaGraphNode_t nodes[16];
   size_t count = 16;
@@ -90,10 +90,10 @@ void tryGraph(cudaGraph_t graph, cudaStream_t stream, uint32_t* data, Calls& cal
   RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
   launchAndCheck(exec, stream, data, calls, {2 * 3 + 5, 1, 0}, how);
 
-  // What was read is changed and set: in the executable graph, then in the graph.
+  // Values that were read are changed and set: in the executable graph, then in the graph.
   CUDA_KERNEL_NODE_PARAMS params{};
   DRIVER_OK(cuGraphKernelNodeGetParams(kernel, &params));
-  // What was told belongs to the node: pointers are copied, one of them changed.
+  // The told parameters belong to the node: pointers are copied, one of them changed.
   uint32_t factor = 10;
   void* changed[4];
   std::memcpy(changed, params.kernelParams, sizeof changed);
@@ -214,7 +214,7 @@ void tryBlock(cudaStream_t stream, uint32_t* data, cudaGraphNode_t like) {
   if (told.kernelParams != nullptr)
     CHECK(*static_cast<uint32_t*>(told.kernelParams[2]) == 3,
           "a block's third parameter is another");
-  // What the driver says to this is its own: where it refuses, the node is as it was.
+  // The answer is the driver's own: where it refuses, the node is as it was.
   cudaKernelNodeAttrValue value{};
   value.cooperative = 1;
   const cudaError_t said =

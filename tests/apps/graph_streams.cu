@@ -42,7 +42,7 @@ int main(int argc, char** argv) {
   }
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(graph));
-  // What streams have captured that are destroyed before the capture ends stays in the graph.
+  // Nodes captured by streams that are destroyed before the capture ends stay in the graph.
   constexpr int kStreams = 3;
   RUNTIME_OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
   apps::fill(buffers[0], kPiece, seed + 9, a);

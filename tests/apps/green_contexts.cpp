@@ -226,7 +226,7 @@ int main(int argc, char** argv) {
   others.use();
   for (Half& half : both) {
     DRIVER_OK(cuCtxSetCurrent(half.context));
-    // What is freed on its streams, and may not have been yet when it goes.
+    // Memory that is freed on its streams, and may not have been yet when it goes.
     CUdeviceptr passing = 0;
     DRIVER_OK(cuMemAllocAsync(&passing, words * 4, half.stream));
     DRIVER_OK(cuMemsetD32Async(passing, 1, words, half.stream));

@@ -1,6 +1,6 @@
-// What comes of launches that are known to have failed after they were made, and of what they left:
-// for tests of forwarded mode, in which a launch on a stream that is gone is such a one. Every
-// check is of one argument:
+// The results of launches that are known to have failed after they were made, and of what they
+// left: for tests of forwarded mode, in which a launch on a stream that is gone is such a one.
+// Every check is of one argument:
 //   unregister  memory that kernels used is unregistered when something has failed: it is
 //               unregistered, and nothing is lost
 //   questions   calls that tell of no failure leave it to the next that does

@@ -1,5 +1,5 @@
-// What a program's environment says to the driver. First "loads eagerly" or "loads lazily", then a
-// line for each line of its standard input:
+// Settings of the driver in a program's environment. First "loads eagerly" or "loads lazily", then
+// a line for each line of its standard input:
 //   run     launches a long kernel in a stream: "over" when the launch has waited for it, else
 //           "running"
 //   thread  the same in the thread's own stream
@@ -34,7 +34,7 @@ static CUresult launch(CUstream stream, CUdeviceptr at, unsigned turns) {
 }
 
 static const char* run(CUstream stream, CUdeviceptr at) {
-  // Whose launches have been seen before goes without a wait for the driver's answer.
+  // A thread whose launches have been seen before goes without a wait for the driver's answer.
   GOOD(launch(stream, at, 1));
   GOOD(cuStreamSynchronize(stream));
   GOOD(launch(stream, at, 60000000));

@@ -1,5 +1,6 @@
 // One kernel launched on two devices at once: behind all that is in both streams, and before all
-// that comes into either; on memory of each and on pinned memory. What can't be launched so.
+// that comes into either; on memory of each and on pinned memory. Also launches that can't be made
+// so.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -66,7 +67,7 @@ int main(int argc, char** argv) {
     list[d].hStream = sides[d].stream;
     list[d].kernelParams = parameters[d];
   }
-  // What is in the first stream is over before the kernel begins in the second.
+  // Work in the first stream is over before the kernel begins in the second.
   std::atomic<bool> over{false};
   DRIVER_OK(cuLaunchHostFunc(sides[0].stream, takeTime, &over));
   DRIVER_OK(cuLaunchCooperativeKernelMultiDevice(list, kDevices, 0));

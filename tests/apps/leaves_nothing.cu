@@ -1,6 +1,6 @@
-// What a program does over and over leaves nothing behind in the library: launches, changed nodes
-// of captured graphs and of graphs in graphs, kernels of many layouts that come and go with their
-// modules. And a clone's nodes are its own: what its original's are changed to is none of theirs.
+// Repeated work leaves nothing behind in the library: launches, changed nodes of captured graphs
+// and of graphs in graphs, kernels of many layouts that come and go with their modules. And a
+// clone's nodes are its own: what its original's are changed to is none of theirs.
 #include <malloc.h>
 
 #include <memory>
@@ -100,7 +100,7 @@ void graphs(cudaStream_t stream, const std::vector<uint32_t*>& buffers) {
   leavesNothing("changed nodes of 2000 graphs", 100'000, [&] { work(2000); });
 }
 
-// Where a driver gives handles again, clones get some below the original's: who looks for its node
+// If a driver gives handles again, clones get some below the original's: a search for its node
 // finds theirs first.
 void clones(cudaStream_t stream, size_t bytes, const std::vector<uint32_t*>& buffers) {
   apps::Pressure pressure(bytes);

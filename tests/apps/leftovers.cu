@@ -1,5 +1,5 @@
-// What is over leaves nothing behind that later calls would pay for, as forwarded mode sees it. The
-// first argument says what to look at; tests/integration/forward/sessions.py looks at what the
+// Finished work leaves nothing behind that later calls would pay for, as forwarded mode sees it.
+// The first argument says what to look at; tests/integration/forward/sessions.py looks at what the
 // calls of the first three have waited for.
 //   functions   host functions beside a capture, in one, and in graphs that were launched: copies
 //               to the GPU wait for none of them later

@@ -61,7 +61,7 @@ struct Told {
     std::memset(error, 'x', sizeof error);
     DRIVER_OK(cuLinkCreate(5, options, values, &state));
   }
-  // What a log's size says counts its text, with its NUL or without.
+  // A log's size counts its text, with its NUL or without.
   static void check(const char* log, const void* amount, size_t room) {
     const size_t length = strnlen(log, room);
     const auto said = reinterpret_cast<uintptr_t>(amount) & 0xffffffffu;
@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
           "the same of a module");
   }
 
-  // What was linked computes.
+  // The linked code computes.
   constexpr size_t kPiece = size_t{2} << 20;
   constexpr uint32_t kWords = 4096;
   const size_t n = options.bytes / kPiece < 4 ? 4 : options.bytes / kPiece;

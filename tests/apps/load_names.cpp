@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
   DRIVER_OK(first.set_current(context));
   Dl_info where{};
   CHECK(dladdr(reinterpret_cast<void*>(first.alloc), &where) != 0, "dladdr failed");
-  // What a libcuda is called on other systems, and the file itself.
+  // Names of libcuda on other systems, and the file itself.
   const char* const names[] = {"libcuda.so.1", "libcuda.so", where.dli_fname,
                                "/usr/lib/x86_64-linux-gnu/libcuda.so.1"};
   const int flags[] = {RTLD_NOW, RTLD_LAZY | RTLD_GLOBAL, RTLD_NOW | RTLD_DEEPBIND};

@@ -1,4 +1,4 @@
-// What the driver logs: read from where it was at a moment into memory and into a file of the
+// The driver's log: read from where it was at a moment into memory and into a file of the
 // program's, and told to functions that it has registered, until they are taken out.
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ void CUDA_CB hearOnce(void* data, CUlogLevel level, char* message, size_t length
   hear(data, level, message, length);
 }
 
-// What a driver has to say something about, each time.
+// A call that a driver logs something about, each time.
 void fail() {
   CUgraph graph = nullptr;
   CUgraphExec exec = nullptr;

@@ -1,6 +1,6 @@
 // Batches for managed memory (CUDA 13): prefetches of several ranges to several places, discards,
-// both at once. What the call answers is all there is: no later synchronisation fails. Values stay,
-// but for what is discarded, which is written again.
+// both at once. The call's answer is all there is: no later synchronisation fails. Values stay, but
+// for what is discarded, which is written again.
 #include "common.h"
 
 __global__ void add(uint32_t* at, uint32_t count, uint32_t value) {
@@ -18,7 +18,7 @@ constexpr int kBlocks = 4;
 constexpr CUmemLocation kDevice{CU_MEM_LOCATION_TYPE_DEVICE, 0},
     kHost{CU_MEM_LOCATION_TYPE_HOST, 0};
 
-// What a call may answer natively: it does it, or the driver is without it.
+// Accepts the native answers of a call: it does it, or the driver is without it.
 bool done(const char* what, CUresult result) {
   CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED, "%s: %d", what, int(result));
   return result == CUDA_SUCCESS;

@@ -13,7 +13,7 @@ __global__ void addTo(uint32_t* words, uint32_t count, uint32_t device, uint32_t
   if (i < count) words[i] += value;
 }
 
-// What the pointers in `table` lead to.
+// Adds to the memory to which the pointers in `table` lead.
 __global__ void addThrough(uint32_t* const* table, uint32_t pieces, uint32_t count,
                            uint32_t value) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;

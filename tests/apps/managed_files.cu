@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   uint32_t *source, *target;
   RUNTIME_OK(cudaMallocManaged(&source, bytes));
   RUNTIME_OK(cudaMallocManaged(&target, bytes));
-  // What launches use without a pause: little, so that there are many. The CPU's accesses to
+  // Memory that launches use without a pause: little, so that there are many. The CPU's accesses to
   // the rest don't wait for any.
   constexpr size_t kOther = size_t{512} << 10;
   uint32_t* other;

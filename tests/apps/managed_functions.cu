@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
     for (uint64_t n = 1 + random.below(2); n != 0; --n)
       changes.byTable<0>(uint32_t(random.below(kBuffers)), 3, round);
     RUNTIME_OK(cudaGetLastError());
-    // What is asked, recorded, copied and synchronised behind them, or another round.
+    // A question, a record, a copy and a synchronisation behind them, or another round.
     if (round % 4 == 1) {
       uint32_t word = 0;
       RUNTIME_OK(cudaMemcpyAsync(&word, changes.buffer(0), 4, cudaMemcpyDeviceToHost, stream));

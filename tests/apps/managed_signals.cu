@@ -1,7 +1,7 @@
 // Signal handlers and managed memory. A timer's handler counts there while its thread is in calls
 // of CUDA's that use that memory, or other memory. Then a thread is stopped by a signal wherever it
-// is, as a collector of garbage does, while another one reads managed memory. Where the device has
-// no concurrent managed access the two touch it all the same: such a touch waits for the kernels
+// is, as a collector of garbage does, while another one reads managed memory. If the device has no
+// concurrent managed access the two touch it all the same: such a touch waits for the kernels
 // (docs/limits.md).
 #include <semaphore.h>
 #include <signal.h>

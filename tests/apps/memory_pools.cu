@@ -22,8 +22,8 @@ void* allocate(cudaMemPool_t pool, cudaStream_t stream) {
   return made;
 }
 
-// Its memory is there until the stream has come to its free, also where work before that is still
-// to be done.
+// The pool's memory is there until the stream has come to its free, also where work before that is
+// still to be done.
 void destroyed(cudaStream_t stream) {
   const cudaMemPool_t pool = makePool();
   void* const first = allocate(pool, stream);

@@ -1,7 +1,7 @@
 // Launches that reach all of the working set at once, by their parameters and by a table of
 // pointers: each works, or is refused at once as out of memory, as where the GPU can't have so much
-// mapped. What fits goes on, and nothing that was refused was done in part. The last line says how
-// many were refused.
+// mapped. Launches that fit go on, and nothing that was refused was done in part. The last line
+// says how many were refused.
 #include <chrono>
 
 #include "common.h"

@@ -40,8 +40,8 @@ void check(const char* name, void (*kernel)(uint32_t*), bool grows, size_t fixed
         limit);
 }
 
-// What is set of a kernel is what is read, however often, by the function as by the kernel that it
-// is of.
+// A kernel's attribute is read as it was set, however often, by the function as by the kernel that
+// it is of.
 void setAndRead(int bytes, int twice) {
   cudaFunction_t function = nullptr;
   cudaKernel_t kernel = nullptr;

@@ -59,7 +59,7 @@ void kernelNodes(CUdeviceptr words, const apps::Bump& bump) {
   CUgraphNode node = nullptr;
   uint32_t count = kCount, value = 3;
   void* parameters[] = {&words, &count, &value};
-  // What an old program has behind the structure is its own.
+  // Bytes that an old program has behind the structure are its own.
   struct {
     CUDA_KERNEL_NODE_PARAMS_v1 params;
     uint64_t behind[2];

@@ -66,8 +66,8 @@ void gives(CUdevice device) {
   DRIVER_OK(cuMemRelease(allocation));
 }
 
-// What calls make that are answered, and what goes one way; what the driver names again keeps its
-// number.
+// Objects made by calls that are answered, and by those that go one way; one that the driver names
+// again keeps its number.
 void makes(CUdevice device, CUcontext primary) {
   (void)own(primary, "the primary context");
   CUcontext current = nullptr;
@@ -129,7 +129,7 @@ void makes(CUdevice device, CUcontext primary) {
   DRIVER_OK(cuGraphDestroy(graph));
   DRIVER_OK(cuMemFree(memory));
 
-  // What is gone has no number any more, and what comes after it has another.
+  // A destroyed object has no number any more, and the next one has another.
   DRIVER_OK(cuEventDestroy(event));
   CHECK(cuEventQuery(event) != CUDA_SUCCESS, "an event that was destroyed");
   DRIVER_OK(cuEventCreate(&event, CU_EVENT_DEFAULT));

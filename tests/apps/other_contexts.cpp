@@ -72,7 +72,7 @@ void round(const Place& there, const Place& here, uint32_t value, uint32_t* pinn
   CHECK(called == 1, "the host function was called %d times", called);
   for (unsigned i = 0; i < kWords; i += 997)
     CHECK(got[i] == value + i, "word %u is %#x", i, got[i]);
-  // What comes to pinned memory is there behind the event that follows it, too.
+  // Bytes that come to pinned memory are there behind the event that follows them, too.
   DRIVER_OK(cuMemcpyDtoHAsync(pinned, from_pool, kWords * 4, there.stream));
   DRIVER_OK(cuEventRecord(event, there.stream));
   for (const CUdeviceptr memory : {a, b, from_pool})
@@ -103,7 +103,7 @@ void withoutContext(const Place& there) {
   DRIVER_OK(cuStreamSynchronize(there.stream));
 }
 
-// What is left after the first rounds is all that later ones may leave.
+// Later rounds may leave no more than the first ones.
 void leavesNothing(const Place& there, const char* where,
                    const std::function<void(uint32_t)>& once) {
   for (uint32_t i = 0; i < 2; ++i) once(i);
@@ -127,7 +127,7 @@ int main(int argc, char** argv) {
   // first thing is.
   const Place first(primaryOf(device)), other(second);
 
-  // What takes all the room there is when this is paged.
+  // Allocations that take all the room there is when this is paged.
   std::vector<CUdeviceptr> pieces;
   for (size_t done = 0; done < options.bytes; done += kWords * 4) {
     DRIVER_OK(cuMemAlloc(&pieces.emplace_back(), kWords * 4));

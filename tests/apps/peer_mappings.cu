@@ -21,7 +21,7 @@ void synchronizeAll() {
   }
 }
 
-/// What uses all of the room on both devices now and then.
+/// Uses all of the room on both devices now and then.
 class BothPressed {
  public:
   explicit BothPressed(size_t bytes) {

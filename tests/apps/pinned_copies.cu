@@ -1,12 +1,11 @@
 // Copies of every size and shape between pinned, registered, managed and device memory in one
 // stream, with kernels, memsets, host functions and the CPU changing all of them in between, and
-// nothing waited for but where the CPU looks. What comes out is what the same steps on plain memory
-// give.
+// nothing waited for but where the CPU looks. The result is that of the same steps on plain memory.
 #include "common.h"
 
 namespace {
 
-// Of the host: pinned, registered, managed.
+// The host's buffers: pinned, registered, managed.
 constexpr size_t kDevices = 3, kPinned = 4, kRegistered = 2, kHosts = kPinned + kRegistered + 2;
 
 __global__ void addBytes(uint8_t* at, uint32_t count, uint8_t value) {
@@ -184,7 +183,7 @@ class Steps {
     }
   }
 
-  // Of pinned memory only short parts: it is the kernel that goes over the link.
+  // Only short parts of pinned memory: the kernel goes over the link.
   void kernel() {
     const bool pinned = random_.below(3) == 0;
     Buffer& buffer = pinned ? host() : device();
@@ -213,7 +212,7 @@ class Steps {
       buffer.at[at + i] = buffer.model[at + i] = uint8_t(buffer.model[at + i] * 5 + i);
   }
 
-  // Of any memory, waited for or not.
+  // Fills any memory, waited for or not.
   void fill() {
     Buffer& to = any();
     const size_t words = some(to.model.size() / 4),

@@ -1,4 +1,4 @@
-// What a kernel wrote in pinned memory is there by whichever way the program learns that the kernel
+// A kernel's writes to pinned memory are there by whichever way the program learns that the kernel
 // is done: a stream's, an event's, a context's end, a question for them, another stream that
 // waited, a host function, a copy behind it, or the memory itself.
 #include <chrono>

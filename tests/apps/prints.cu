@@ -1,6 +1,6 @@
-// What kernels print: formats as the host's printf has them, what it returns, when the text is
-// there, a buffer that is too small; an assertion that fails, and a trap. Standard output and error
-// are files of the program's own meanwhile.
+// Kernels' printf: formats as the host's printf has them, its return value, when the text is there,
+// a buffer that is too small; an assertion that fails, and a trap. Standard output and error are
+// files of the program's own meanwhile.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,7 +41,7 @@ __global__ void traps(int number) {
   if (number != 0) __trap();
 }
 
-// What is written to one of the program's descriptors until text() is asked for.
+// Captures the output to one of the program's descriptors until text() is asked for.
 class Captured {
  public:
   Captured(int descriptor, FILE* stream)
@@ -177,7 +177,7 @@ void checkSmallBuffer(uint32_t seed) {
   each<<<kMany / 100, 100>>>(seed);
   RUNTIME_OK(cudaDeviceSynchronize());
   const std::string text = out.text();
-  // What is in a line then nobody promises: hardware writes over what was not read yet.
+  // Nobody promises the contents of a line then: hardware writes over what was not read yet.
   const auto lines = size_t(std::count(text.begin(), text.end(), '\n'));
   CHECK(lines > 0 && lines < kMany, "%zu lines of %u from a buffer of 64 KiB", lines, kMany);
 }

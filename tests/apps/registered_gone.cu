@@ -64,7 +64,7 @@ void lives(void* memory, End end, uint32_t seed, size_t bytes) {
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
-  // What is registered stays so where it is: none of them may lie where another was.
+  // Registered memory stays so where it is: none of them may lie where another was.
   void* const blocks[] = {map(), map(), map()};
   lives(blocks[0], End::kUnmapped, seed, options.bytes);
   lives(blocks[1], End::kProtected, seed + 1, options.bytes);

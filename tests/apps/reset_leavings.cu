@@ -1,6 +1,6 @@
-// What a context takes away with it, since nobody has ended it by hand: memory of a graph, a
-// capture, memory that is to stay where it is, arrays. What has the same address or handle
-// afterwards is something else.
+// Leavings that a context takes away with it, since nobody has ended them by hand: memory of a
+// graph, a capture, memory that is to stay where it is, arrays. A later object at the same address
+// or handle is something else.
 #include <algorithm>
 
 #include "common.h"

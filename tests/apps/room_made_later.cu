@@ -1,7 +1,7 @@
-// A launch waits for room that a kernel has which only a later launch ends, on another stream. What
-// stands behind the waiting launch in its stream, behind its event, behind an event that a graph
-// there records, and in the default stream, is done in that order; streams beside it go on. Where
-// there is a second device, the stream waits for that one, too.
+// A launch waits for room that a kernel has which only a later launch ends, on another stream. Work
+// behind the waiting launch in its stream, behind its event, behind an event that a graph there
+// records, and in the default stream, is done in that order; streams beside it go on. With a second
+// device, the stream waits for that one, too.
 #include "common.h"
 
 namespace {
@@ -20,7 +20,7 @@ __global__ void setFlag(volatile uint32_t* flag, uint32_t value) {
   __threadfence();
 }
 
-/// Which step came when can be told from the result.
+/// The result tells the order of steps.
 __global__ void step(uint32_t* out, uint32_t count, uint32_t stride, uint32_t factor,
                      uint32_t addend) {
   for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) {

@@ -1,4 +1,4 @@
-// What is set of a stream or of a kernel's node is told back as it was set, goes from stream to
+// Attributes of a stream or of a kernel's node are told back as they were set, go from stream to
 // stream by cuStreamCopyAttributes, and into the nodes of kernels that the stream captures. And the
 // functions that don't take the legacy default stream, of which batches are most.
 #include "driver_program.h"
@@ -56,8 +56,8 @@ void streams(CUstream stream, CUdeviceptr memory) {
   DRIVER_OK(cuStreamDestroy(other));
 }
 
-// Of a node that was added, one that has its attributes, and one that a stream with attributes has
-// captured.
+// Checks a node that was added, one that has its attributes, and one that a stream with attributes
+// has captured.
 void nodes(const apps::Bump& bump, CUstream stream, CUdeviceptr memory) {
   CUgraph graph = nullptr, captured = nullptr;
   CUgraphNode first = nullptr, second = nullptr;

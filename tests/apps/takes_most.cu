@@ -1,6 +1,6 @@
 // Three quarters of the memory that is said to be free, in one allocation when the program starts,
 // as JAX takes it; and tensors of the program's own choice in it, as far apart as they can be,
-// worked on in turns for some steps. What is taken is there: no step runs out of memory.
+// worked on in turns for some steps. The taken memory is there: no step runs out of memory.
 #include "common.h"
 
 int main(int argc, char** argv) {

@@ -130,8 +130,8 @@ int main(int argc, char** argv) {
     uint32_t expected = 0;
     for (int i = 0; i < kCount; ++i) host[i] = apps::word(i, uint32_t(options.seed) + round);
     for (int i = 0; i < kCount; i += 1024) expected += host[i];
-    // What is known of the memory and of the reader's stream is over and done with before the
-    // kernel is launched.
+    // All work on the memory and on the reader's stream is over and done with before the kernel is
+    // launched.
     RUNTIME_OK(cudaMemcpyAsync(words, host.data(), kCount * 4, cudaMemcpyHostToDevice, other));
     RUNTIME_OK(cudaStreamSynchronize(other));
     if (!rest.empty()) apps::fill(rest[0], piece, 0, reader);

@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
       }
     }
   }
-  // What one device gives back the other can have.
+  // Memory that one device gives back the other can have.
   use(0);
   for (void* piece : sides[0].copied) RUNTIME_OK(cudaFree(piece));
   use(1);

@@ -1,10 +1,10 @@
-// What collective libraries do with one process for each of two devices: memory of cuMemCreate,
-// exported as a descriptor when the other process asks, sent over a socket, imported there and
-// mapped for its device. Each one's kernels write data and flags into the other's memory and wait
-// for flags in their own, round after round, while other memory presses on VRAM. Flags in host
-// memory that both processes share (a POSIX segment, registered by each) go the same way; where a
-// kernel can't see what another process writes there, its device pointer is refused. Before all
-// that, one process with both devices maps one's memory for the other.
+// The memory use of collective libraries with one process for each of two devices: memory of
+// cuMemCreate, exported as a descriptor when the other process asks, sent over a socket, imported
+// there and mapped for its device. Each one's kernels write data and flags into the other's memory
+// and wait for flags in their own, round after round, while other memory presses on VRAM. Flags in
+// host memory that both processes share (a POSIX segment, registered by each) go the same way;
+// where a kernel can't see what another process writes there, its device pointer is refused. Before
+// all that, one process with both devices maps one's memory for the other.
 #include "between_processes.h"
 
 #include <cuda.h>
@@ -83,7 +83,7 @@ class Buffer {
     DRIVER_OK(cuMemCreate(&handle_, kBytes, &properties, 0));
     map();
   }
-  /// What a descriptor names, for `device`.
+  /// Maps a descriptor's memory for `device`.
   Buffer(int device, int descriptor) : device_(device) {
     DRIVER_OK(cuMemImportFromShareableHandle(
         &handle_, reinterpret_cast<void*>(intptr_t{descriptor}), kDescriptor));
@@ -138,7 +138,7 @@ class Buffer {
   CUdeviceptr address_ = 0;
 };
 
-/// What a kernel has said of its wait.
+/// Checks a kernel's report of its wait.
 void expectCame(const uint32_t* outcome, cudaStream_t stream, const char* what, uint32_t round) {
   uint32_t how = 0;
   RUNTIME_OK(cudaMemcpyAsync(&how, outcome, 4, cudaMemcpyDeviceToHost, stream));

@@ -1,6 +1,6 @@
 // One kernel of a library, launched on two devices whose limits and settings of it are their own:
-// what the driver has taken on one of them says nothing of the other. What can't be launched is
-// told by the launch itself.
+// what the driver has taken on one of them says nothing of the other. A launch that can't be made
+// tells so itself.
 #include "driver_program.h"
 
 namespace {
@@ -107,7 +107,7 @@ int main(int argc, char** argv) {
   CHECK(launch(kernel, second, second.stream, kShared, 9) == CUDA_ERROR_INVALID_VALUE, "%s",
         "in a stream of the second device from the first one's context");
   DRIVER_OK(cuCtxSynchronize());
-  // What fits everywhere goes on.
+  // Launches that fit everywhere go on.
   DRIVER_OK(cuCtxSetCurrent(second.context));
   DRIVER_OK(launch(kernel, second, second.stream, 1024, 11));
   check(second, 11);

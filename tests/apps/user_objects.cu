@@ -1,6 +1,7 @@
-// What a program ties to graphs: the driver calls its destructor once, on a thread of its own, when
-// the last reference is given back, by the program or with the last graph, executable graph or
-// launch that has one, and not before. Some objects are still there when the program ends.
+// User objects that a program ties to graphs: the driver calls their destructor once, on a thread
+// of its own, when the last reference is given back, by the program or with the last graph,
+// executable graph or launch that has one, and not before. Some objects are still there when the
+// program ends.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -174,7 +175,7 @@ int main(int argc, char** argv) {
   holdByGraphs();
   holdByCapture(words, bytes, uint32_t(options.seed));
   manyAtOnce(options.seed);
-  // These are not promised their destructor any more: the program ends with them.
+  // The last objects are not promised their destructor any more: the program ends with them.
   static Resource left[3];
   CUgraph graph = nullptr;
   DRIVER_OK(cuGraphCreate(&graph, 0));

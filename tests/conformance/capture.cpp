@@ -51,7 +51,7 @@ void sectionCapture() {
     api.cuStreamIsCapturing(b, &status);
     return std::to_string(status);
   }());
-  // What a global capture forbids, and whether it ends it. Each in a capture of its own.
+  // Calls that a global capture forbids, and those that end it. Each in a capture of its own.
   CUstream other_blocking = nullptr;
   need(api.cuStreamCreate(&other_blocking, 0), "cuStreamCreate");
   struct Forbidden {

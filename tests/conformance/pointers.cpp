@@ -1,5 +1,5 @@
-// What the driver answers about an address, for each kind of memory and for places inside, at the
-// end of and beyond it.
+// The driver's answers about an address, for each kind of memory and for places inside, at the end
+// of and beyond it.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ struct Piece {
   size_t bytes = 0;
 };
 
-/// Where `address` lies, in words that don't change from run to run.
+/// The place of `address`, in words that don't change from run to run.
 std::string place(CUdeviceptr address, const Piece& piece, CUdeviceptr asked) {
   if (address == 0) return "null";
   if (address == asked && asked != piece.base) return "as asked";

@@ -1,6 +1,6 @@
-// What a section of the suite records: key = value lines, free of addresses, handles and times, so
-// that two runs of the same driver give the same text. Sections run in a process each: one that
-// dies loses its own lines only.
+// Records a section of the suite: key = value lines, free of addresses, handles and times, so that
+// two runs of the same driver give the same text. Sections run in a process each: one that dies
+// loses its own lines only.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
-// What is left of a context after an illegal access: which calls report it, what still answers.
-// Each in a process of its own, as nothing brings the context back.
+// Calls after an illegal access: those that report it, and those that still answer. Each in a
+// process of its own, as nothing brings the context back.
 #include <cstring>
 
 #include "record.h"

@@ -1,6 +1,6 @@
 // libFuzzer target: records of the directory's messages (coherence/pages). Any bytes are either
-// refused, with nothing heard, or messages that, encoded and decoded again, are the same. What is
-// heard, agents and the home take without harm, whatever it is.
+// refused, with nothing heard, or messages that, encoded and decoded again, are the same. Agents
+// and the home take any message that is heard without harm.
 #include <cstdlib>
 
 #include "coherence/directory/agent.h"

@@ -159,7 +159,7 @@ void image(Sampler& out) {
   out.writer().raw(text.data(), text.size());
 }
 
-// Of the compiler: mostly none, else logs with their sizes, or anything.
+// Options of the compiler: mostly none, else logs with their sizes, or anything.
 void options(Sampler& out) {
   const uint8_t how = out.input().byte();
   const uint32_t count = how < 160 ? 0 : how % 5;
@@ -486,7 +486,7 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
   }
 }
 
-// What would wait for something that nobody does, and what ends the session.
+// Leaves out calls that would wait for something that nobody does, and those that end the session.
 bool leftOut(size_t function) {
   const std::string name = api::symbolName(static_cast<api::Symbol>(function));
   return name.find("cuStreamWaitValue") == 0 || name.find("cuStreamBatchMemOp") == 0;
@@ -504,7 +504,7 @@ class Session {
     }
     // Nobody hears what it says, and nobody is waited for.
     worker_.channel().close("there is no client");
-    // Its functions are over as soon as they are called, also while a call waits for one.
+    // The session's functions are over as soon as they are called, also while a call waits for one.
     std::thread([this] {
       for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
         worker_.clientFunctions().isOver(kFunctionNumber);

@@ -30,7 +30,7 @@ extern "C" __attribute__((visibility("default"))) ibv_mr* ibv_reg_dmabuf_mr(
     ibv_pd* domain, uint64_t offset, size_t length, uint64_t address, int fd, int rights) {
   struct stat about {};
   if (fstat(fd, &about) != 0) return nullptr;  // EBADF, as the kernel says it
-  // What a card or a kernel without dma-bufs answers, from the registration with this number on.
+  // The answer of a card or a kernel without dma-bufs, from the registration with this number on.
   static const char* const refused = std::getenv("OL_TEST_DMA_BUFS_REFUSED");
   static int made = 0;
   if (refused != nullptr && made++ >= std::atoi(refused)) {

@@ -1,3 +1,3 @@
-// What the files of Catch2 programs include, for precompiling (tests/meson.build).
+// Headers that the files of Catch2 programs include, for precompiling (tests/meson.build).
 #include "precompiled/headers/std.h"
 #include "tests/catch.h"

@@ -1,4 +1,4 @@
-// What the programs with cuSOLVER share: a handle in a stream of its own.
+// Shared by the programs with cuSOLVER: a handle in a stream of its own.
 #pragma once
 
 #include <cusolverDn.h>

@@ -1,5 +1,5 @@
-// What the programs of this folder share. Each uses one library of the toolkit, compares what the
-// GPU computed with the CPU, and ends with one line on standard output:
+// Shared by the programs here. Each uses one library of the toolkit, compares what the GPU computed
+// with the CPU, and ends with one line on standard output:
 //   NAME: ok ...          0; what follows is the same wherever the program runs on the same GPU
 //   NAME: WRONG ...       1: a result is not what it has to be
 //   NAME: no result ...   3: a call of the library or of CUDA failed, and said so

@@ -12,7 +12,7 @@ namespace olpager::tools::bench {
 
 enum class With : unsigned char { kNative, kPager, kForward };
 
-/// What the hidden option --child takes: a measurement's name. Runs it and writes its JSON to
+/// Runs the measurement that the hidden option --child names. Runs it and writes its JSON to
 /// descriptor 3.
 int runAsChild(const std::string& measurement, const Options& options);
 

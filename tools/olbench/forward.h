@@ -1,6 +1,6 @@
-// What forwarded calls cost: a program of its own natively and through an olgpunode of this build
-// over TCP and shared memory, in turns, beside a raw TCP ping-pong. Throws std::runtime_error. Not
-// thread-safe.
+// Measures the cost of forwarded calls: a program of its own natively and through an olgpunode of
+// this build over TCP and shared memory, in turns, beside a raw TCP ping-pong. Throws
+// std::runtime_error. Not thread-safe.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -10,7 +10,7 @@ namespace olpager::tools::bench {
 
 /// In a child: GB/s of the GPU's touch of options.bytes that the CPU wrote, of the CPU's read in
 /// order of what the GPU wrote, and of the GPU's touch of what the CPU has read. Microseconds of a
-/// CPU fault on a page in VRAM. What copies from and to pinned memory take. Results are checked.
+/// CPU fault on a page in VRAM. Times of copies from and to pinned memory. Results are checked.
 nlohmann::json measureManaged(const Options& options);
 /// In a child: GB/s of kernels that write options.bytes, which exceed the VRAM budget, part by
 /// part.

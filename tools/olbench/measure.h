@@ -53,8 +53,8 @@ nlohmann::json measureSwap(const Options& options);
 
 /// A program with the shape of a decode: options.bytes of weights, read in the same order in each
 /// pass by a kernel for each, in layers of four of options.allocation and three of 2.7 times that.
-/// Each is an allocation, or all are in one (options.one_buffer), filled by a copy each. What
-/// Counted tells, with the bytes of all weights.
+/// Each is an allocation, or all are in one (options.one_buffer), filled by a copy each. The result
+/// is Counted, with the bytes of all weights.
 nlohmann::json measureDecode(const Options& options);
 
 /// A program with the shape of a training: options.bytes of weights, gradients and two moments, of

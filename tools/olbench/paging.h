@@ -1,5 +1,5 @@
-// What the pager in this process counts while something is measured. One thread measures. All throw
-// std::runtime_error.
+// The counts of the pager in this process while something is measured. One thread measures. All
+// throw std::runtime_error.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// What it costs a program that somebody looks at it: launches with nobody there, with a screen that
-// reads everything ten times a second, and with a trace.
+// Measures the cost of a watcher to a program: launches with nobody there, with a screen that reads
+// everything ten times a second, and with a trace.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>

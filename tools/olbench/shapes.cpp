@@ -143,7 +143,7 @@ class Shape {
   /// So many passes teach the order, then options.passes are measured. `pass` makes the launches.
   template <typename Pass>
   nlohmann::json measure(unsigned passes, Pass pass, unsigned teach = 2) {
-    // What fills the memory is in another stream.
+    // The copies that fill the memory are in another stream.
     driver_.check(driver_.cuCtxSynchronize(), "cuCtxSynchronize");
     for (unsigned i = 0; i < teach; ++i) pass();
     finish();

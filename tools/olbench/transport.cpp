@@ -124,14 +124,14 @@ void untilGone(int fd) {
   }
 }
 
-/// What `measure` says, in a process that has not used a card yet, and from which its other side is
-/// forked.
+/// The result of `measure` in a process that has not used a card yet, and from which its other side
+/// is forked.
 json inOwnProcess(const std::function<json()>& measure) {
   const Other other([&](int channel) { putText(channel, measure().dump()); });
   return json::parse(getText(other.channel()));
 }
 
-/// Where the two sides are.
+/// The places of the two sides.
 struct Place {
   std::string server = "127.0.0.1";
   std::string server_namespace, client_namespace;  // "": this one

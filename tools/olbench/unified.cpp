@@ -124,7 +124,7 @@ nlohmann::json measureUnified(const Options& given) {
         options.view = "discrete";
         one.push_back(runChild(With::kForward, "unified", options));
       }
-      // Of one GPU both are of that one.
+      // With one GPU both are of that one.
       const Gpunode first(options, {"--device", "0"});
       const Gpunode second(options, {"--device", several ? "1" : "0"});
       options.gpunode = first.address() + "," + second.address();

@@ -1,6 +1,6 @@
-// What the unified view over two gpunodes costs beside one gpunode alone: launches whose memory is
-// where they run, and launches whose memory is elsewhere in turns. Throws std::runtime_error. Not
-// thread-safe.
+// Measures the cost of the unified view over two gpunodes beside one gpunode alone: launches whose
+// memory is where they run, and launches whose memory is elsewhere in turns. Throws
+// std::runtime_error. Not thread-safe.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -2,7 +2,7 @@
 // of them (coherence/status/unified_counters.h), for people and for programs. Pure functions of
 // what was read.
 //
-// Thread-safety: any thread. Whatever a damaged file says is shown as text or left out.
+// Thread-safety: any thread. Any value of a damaged file is shown as text or left out.
 #pragma once
 
 #include <cstdint>

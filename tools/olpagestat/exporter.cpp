@@ -46,7 +46,7 @@ std::string value(std::string_view text) {
 }
 
 // Metrics in the order in which they came first, each with all its lines behind its HELP and TYPE.
-// Of a name and its labels the first figure is told: a page with two of them would be none, and
+// The first figure of a name and its labels is told: a page with two of them would be none, and
 // names within labels are chosen by others.
 class Page {
  public:
@@ -286,7 +286,7 @@ void addNode(Page& page, const NodeSample& sample) {
            uint64_t{sample.told ? 1u : 0u});
   if (!sample.told) return;
   const status::Status& status = sample.told->status;
-  // Its kind is a part of names: another one could make them those of a program or of this page.
+  // The kind is a part of names: another one could make them those of a program or of this page.
   if (status.kind != "memserver" && status.kind != "gpunode") return;
   const std::string of = base::format("{},kind=\"{}\"", node, status.kind);
   page.add("olpager_node_uptime_seconds", kGauge, "Since the daemon was started.", of,
@@ -328,8 +328,8 @@ void addNode(Page& page, const NodeSample& sample) {
 // ---- users
 
 // For as long as it lives, this thread is that user, with that user's own group and no other: what
-// root's groups may read is not the user's. Of this thread alone, as the C library's functions are
-// not. The saved ids stay root's, so that the user may send this process no signal.
+// root's groups may read is not the user's. The change is of this thread alone, as the C library's
+// functions are not. The saved ids stay root's, so that the user may send this process no signal.
 class AsUser {
  public:
   explicit AsUser(uid_t user) : was_(geteuid()), group_(getegid()), groups_(groups()) {
@@ -338,7 +338,7 @@ class AsUser {
       return;
     }
     const gid_t group = groupOf(user);
-    // The user last, and back first: who is root no longer may change no group.
+    // The user last, and back first: a thread that is root no longer may change no group.
     done_ = syscall(SYS_setgroups, 0, nullptr) == 0 && syscall(SYS_setresgid, -1, group, -1) == 0 &&
             syscall(SYS_setresuid, -1, user, -1) == 0 && geteuid() == user && getegid() == group;
     if (!done_) back();
@@ -369,7 +369,7 @@ class AsUser {
   void back() const {
     if (syscall(SYS_setresuid, -1, was_, -1) != 0 || syscall(SYS_setresgid, -1, group_, -1) != 0)
       _exit(1);  // it must not go on as both
-    // Where groups can't be set they have not been changed either.
+    // If groups can't be set they have not been changed either.
     (void)syscall(SYS_setgroups, groups_.size(), groups_.data());
   }
 
@@ -388,8 +388,8 @@ std::string userName(uid_t user) {
   return std::to_string(user);
 }
 
-// Folders that users may have made, by the owner. Who they really belong to and how they look
-// inside is looked at by who reads them.
+// Folders that users may have made, by the owner. The reader looks at who they really belong to and
+// how they look inside.
 std::map<uid_t, std::vector<std::string>> allFolders() {
   std::map<uid_t, std::vector<std::string>> found;
   const auto look = [&found](const std::string& path) {
@@ -426,7 +426,7 @@ std::string exporterText(const std::vector<UsersPrograms>& users,
     std::set<uint32_t> pids;
     for (const auto& process : user.reading.processes) {
       if (process.state == pager::CountersSnapshot::State::kEnded) continue;
-      // Of two PID namespaces a number may be there twice.
+      // From two PID namespaces a number may be there twice.
       if (told == kMostPrograms || pids.size() == kMostOfAUser ||
           !pids.insert(process.counters->pid).second) {
         ++left_out;

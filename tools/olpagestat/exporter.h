@@ -1,13 +1,13 @@
 // Figures of a whole node for Prometheus (--prometheus): its programs' counters, and what daemons
 // say that are asked for it. Names: docs/reference/metrics.md.
 //
-// Whoever writes the counters, and a daemon, may lie: names become text of a label, figures stay
-// what they are, and of programs and daemons' figures no more than so many are told. As root it
-// tells of all users' programs. It reads each user's files as that user, so that nothing a user
-// puts in a folder leads anywhere where that user could not go.
+// Writers of counters, and daemons, may lie: names become text of a label, figures stay what they
+// are, and of programs and daemons' figures no more than so many are told. As root it tells of all
+// users' programs. The exporter reads each user's files as that user, so that nothing a user puts
+// in a folder leads anywhere where that user could not go.
 //
 // Thread-safety: exporterText() is a pure function. runExporter() has its thread for the daemons
-// and the endpoint's for who asks.
+// and the endpoint's for clients.
 #pragma once
 
 #include <string>
@@ -30,7 +30,8 @@ struct UsersPrograms {
 std::string exporterText(const std::vector<UsersPrograms>& users,
                          const std::vector<NodeSample>& nodes);
 
-/// Of this user, or as root of all users. `programs`: its folders, where any are named.
+/// The programs of this user, or as root of all users. `programs`: its folders, where any are
+/// named.
 std::vector<UsersPrograms> readAllUsers(const Programs& programs);
 
 struct ExporterOptions {

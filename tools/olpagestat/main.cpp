@@ -101,7 +101,7 @@ bool show(const Options& options) {
   return !(none && options.record.programs.pid);
 }
 
-// What costs programs time.
+// Shows what costs programs time.
 int showWhy(const Options& options) {
   pager::CountersReading reading;
   if (options.file.empty()) {
@@ -324,7 +324,7 @@ int run(int argc, char** argv) {
   }
   if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty()))
     return line.refuse("--key and --tls are for --node");
-  // Who watches may have begun before the program that makes the folder.
+  // A watcher may have begun before the program that makes the folder.
   const bool live =
       !serves && !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
   const bool watches = records || options.watch_seconds || (live && !options.forget);

@@ -163,7 +163,7 @@ std::optional<double> movedRate(const NodeSample& now, const NodeSample* before,
     return std::nullopt;
   const status::Status &a = before->told->status, &b = now.told->status;
   if (b.uptime_ms < a.uptime_ms) return std::nullopt;  // it was started anew
-  // Where all copy by shared memory the daemon's own figure is of nothing that they do.
+  // If all copy by shared memory the daemon's own figure is of nothing that they do.
   if (session == nullptr && b.figure(R"(links{transport="shm"})") != 0 &&
       b.figure(R"(links{transport="tcp"})") == 0)
     return std::nullopt;

@@ -1,5 +1,5 @@
 // Daemons asked over the network (--node): what they answer, and what follows from two answers.
-// What a daemon is, is in its answer: tiers, figures, sessions are shown whatever kind it has.
+// The answer says what a daemon is: tiers, figures, sessions are shown for any kind.
 //
 // Thread-safety: one thread. Only NodeSource touches the network.
 #pragma once

@@ -31,7 +31,7 @@ std::string contents(const std::string& path, size_t most = kMostBytes) {
   return text;
 }
 
-// Of /proc: NUL behind each.
+// Parts of a file of /proc: NUL behind each.
 std::vector<std::string> words(const std::string& text) {
   std::vector<std::string> found;
   for (size_t at = 0; at < text.size();) {

@@ -27,8 +27,8 @@ struct Forwarded {
 /// that a settings file alone tells of gpunodes are not among them.
 std::vector<Forwarded> forwardedProcesses();
 
-/// The same for who asks often: /proc is looked through once a second at most, and what was found
-/// then is the answer in between. Thread-safety: one thread.
+/// The same for frequent questions: /proc is looked through once a second at most, and what was
+/// found then is the answer in between. Thread-safety: one thread.
 class ForwardedLooks {
  public:
   /// `seconds`: now, by a clock that only goes on.

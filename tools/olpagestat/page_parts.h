@@ -1,4 +1,4 @@
-// What the page of --report is made of besides figures: texts that the build puts into the program
+// Texts in the page of --report besides figures, which the build puts into the program
 // (page/embed.py). None of them ends an element of HTML. Thread-safety: constants. Errors: none.
 #pragma once
 

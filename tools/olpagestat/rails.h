@@ -18,7 +18,7 @@ struct LinkFigures {
   std::string to;         // "memserver", "gpunode", "program" (a worker's), "worker" (another's)
   std::string transport;  // "tcp", "shm", "verbs"; "": it is not up, or nobody knows
   uint64_t sent = 0, received = 0;
-  /// Of `sent` and `received`: exchanged pinned memory. Of a gpunode's link alone.
+  /// The part of `sent` and `received` that is exchanged pinned memory. Only for a gpunode's link.
   uint64_t pinned_sent = 0, pinned_received = 0;
   struct Rail {
     std::string device;
@@ -37,7 +37,7 @@ std::vector<LinkFigures> linksOf(const pager::Counters& counters);
 std::vector<std::string> linkLines(const pager::Counters& counters);
 /// Lines of a program's table; "" where it has no link.
 std::string linksTable(const pager::Counters& counters);
-/// Whether its GPU work goes to gpunodes.
+/// True if its GPU work goes to gpunodes.
 bool isForwarded(const pager::Counters& counters);
 
 /// A line for each link over verbs to a memserver: its peer, and what each rail has moved since the

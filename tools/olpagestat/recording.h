@@ -28,7 +28,7 @@ class TraceFile {
   void tiers(uint32_t pid, double seconds, const Figures& figures);
   /// Moves of all that it has not heard of, each on the lanes of its executors.
   void moves(uint32_t pid, const pager::Counters& counters);
-  /// What each executor owns at a moment, drawn as graphs, and the moves.
+  /// Each executor's pages at a moment, drawn as graphs, and the moves.
   void executors(uint32_t pid, double seconds, const pager::Counters& counters);
   /// Ends it, with what the program counted meanwhile (deltas) and how many events were lost.
   /// False: it could not be written.
@@ -48,7 +48,7 @@ class TraceFile {
   FILE* file_ = nullptr;
   bool first_ = true;
   uint32_t next_id_ = 0;
-  // Of each process and extent what has begun: a way into VRAM, an eviction, the write-back within
+  // Open events of each process and extent: a way into VRAM, an eviction, the write-back within
   // one.
   std::map<std::pair<uint32_t, uint64_t>, Open> coming_, leaving_, writing_;
   std::map<std::pair<uint32_t, uint32_t>, std::string> threads_;  // their names
@@ -57,7 +57,7 @@ class TraceFile {
              written = 0, open = 0;
   };
   std::map<uint32_t, Count> counts_;
-  // Of a process with executors: which moves have been written, and since when one is active.
+  // For a process with executors: which moves have been written, and since when one is active.
   struct Lanes {
     uint64_t next = 0;
     uint64_t active_since_ns = 0;
@@ -68,7 +68,7 @@ class TraceFile {
   std::string summary_;
 };
 
-/// What a report shows of a program: a moment, then the next.
+/// A program's points in a report: a moment, then the next.
 struct Moment {
   double seconds = 0;
   Figures figures;

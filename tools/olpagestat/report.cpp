@@ -151,7 +151,7 @@ std::string labelOf(const Row& row, const Counters& counters) {
 
 constexpr uint64_t kWaitShownNs = 50'000'000;  // of waiting for host memory
 
-// Of programs that launch graphs while not all is in VRAM.
+// For programs that launch graphs while not all is in VRAM.
 std::string graphsLine(const Counters& counters, unsigned devices) {
   std::string text = base::format("  {:<16}", "graphs as nodes");
   uint64_t all = 0;
@@ -347,7 +347,7 @@ std::string countersJson(const pager::CountersReading& reading,
   nlohmann::ordered_json seen = nlohmann::ordered_json::array();
   for (const Card& card : cards.all) {
     nlohmann::ordered_json one = {{"number", card.number}};
-    // What is not known has no key.
+    // An unknown value has no key.
     if (!card.name.empty()) one["name"] = card.name;
     if (!card.uuid.empty()) one["uuid"] = card.uuid;
     if (card.total) one["bytes"] = *card.total;

@@ -1,4 +1,4 @@
-// What the counters say, for people (a table) and for programs (JSON). Pure functions of a reading.
+// Shows counters, for people (a table) and for programs (JSON). Pure functions of a reading.
 #pragma once
 
 #include <optional>

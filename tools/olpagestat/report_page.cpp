@@ -96,7 +96,7 @@ ordered_json waitsOf(const History& history) {
   return buckets;
 }
 
-// What the plots of a program show.
+// The data of a program's plots.
 ordered_json dataOf(const History& history) {
   ordered_json one{{"pid", history.pid}, {"program", history.program}};
   one["settings"] = ordered_json::object();
@@ -142,7 +142,7 @@ ordered_json dataOf(const History& history) {
 
 std::string sizeText(double bytes) { return base::formatSize(static_cast<uint64_t>(bytes)); }
 
-// What costs it time, the worst first.
+// The costs of time, the worst first.
 std::string findingsOf(const History& history) {
   const Findings all = findings(*history.last, history.run_seconds);
   std::string text = "<h3>Why it is slow</h3>\n";

@@ -26,10 +26,10 @@ struct Sample {
   std::vector<NodeSample> nodes;  // daemons that were asked (--node)
 };
 
-/// Where samples come from: this machine's files, or whatever else can tell.
+/// The source of samples: this machine's files, or whatever else can tell.
 using SampleSource = std::function<Sample()>;
 
-/// Which programs of this machine are meant.
+/// Selects programs of this machine.
 struct Programs {
   std::optional<unsigned> pid;  // none: all
   std::vector<std::string>
@@ -43,11 +43,11 @@ struct Programs {
 /// Adds to the name of an interpreter that runs the name of its script. As the processes' user.
 void nameScripts(pager::CountersReading& reading);
 
-/// Their counters. `details`: the map and the table of allocations too. Forwarded programs are
-/// looked for once a second at most.
+/// Reads their counters. `details`: the map and the table of allocations too. Forwarded programs
+/// are looked for once a second at most.
 Sample readSample(const Programs& programs, bool details);
 
-/// A line for each card. Where NVML tells of none and a program uses a GPU here: one of what the
+/// A line for each card. If NVML tells of none and a program uses a GPU here: one of what the
 /// programs themselves have there, and why there is no more.
 std::vector<std::string> cardLines(const Sample& sample);
 
@@ -58,7 +58,7 @@ struct ProcessKey {
   auto operator<=>(const ProcessKey&) const = default;
 };
 ProcessKey keyOf(const pager::CountersSnapshot& process);
-/// Their process ids.
+/// The programs' process ids.
 std::vector<uint32_t> pidsOf(const Sample& sample);
 const pager::CountersSnapshot* find(const Sample& sample, const ProcessKey& key);
 
@@ -104,6 +104,6 @@ struct HotAllocation {
 std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most,
                                    const DeviceChoice& devices = {});
 
-/// It has memservers, or had.
+/// True if the program has memservers, or had.
 bool usesMemservers(const pager::Counters& counters);
 }  // namespace olpager::tools

@@ -96,7 +96,7 @@ std::vector<const Column*> columnsFor(size_t width, bool memservers) {
 constexpr size_t kProgramWidth = 16;
 constexpr size_t kMostProgramWidth = 48;
 
-// Of the column of programs, where all others have their room.
+// The width of the column of programs, where all others have their room.
 size_t programWidth(size_t width, const std::vector<const Column*>& columns) {
   size_t sum = kNameWidth;
   for (const Column* column : columns) sum += column->width;
@@ -149,7 +149,7 @@ std::vector<const Forwarded*> forwardedOf(const Sample& now, const View& view) {
   return found;
 }
 
-// What the rows are sorted by: the greatest first. What was not measured comes last.
+// The value by which rows are sorted: the greatest first. Unmeasured values come last.
 double weightOf(const Figures& f, SortBy sort) {
   switch (sort) {
     case SortBy::kTraffic:
@@ -223,7 +223,7 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
     host += static_cast<double>(valueOf(counters.host_used_bytes));
     host_limit += static_cast<double>(valueOf(counters.host_limit_bytes));
     remote += static_cast<double>(one.remote);
-    // What one program can still get the others can get as well, but not twice.
+    // Memory that one program can still get the others can get as well, but not twice.
     const uint64_t disks = valueOf(counters.disk.capacity_bytes);
     room = std::max(room, static_cast<double>(valueOf(counters.memserver_bytes) + disks) -
                               static_cast<double>(one.remote));
@@ -446,7 +446,7 @@ void hottestLines(const pager::CountersSnapshot& process, const View& view, size
   }
 }
 
-// What the chosen program has: executors, allocations, map; in at most `height` lines.
+// Details of the chosen program: executors, allocations, map; in at most `height` lines.
 std::vector<Line> detailsOf(const pager::CountersSnapshot& process, const Sample& now,
                             const Sample* before, const View& view, size_t width, size_t height) {
   std::vector<Line> lines;
@@ -555,7 +555,7 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const Trails& 
                    : ended            ? Style::kDim
                                       : Style::kPlain));
   }
-  // They have half of what is left.
+  // Forwarded programs have half of what is left.
   const size_t places = height > lines.size() ? (height - lines.size()) / 2 : 0;
   for (size_t i = 0; i < std::min(forwarded.size(), places); i++) {
     const Forwarded& one = *forwarded[i];

@@ -26,7 +26,7 @@ enum class SortBy : uint8_t {
 };
 inline constexpr unsigned kSorts = 10;
 
-/// What the user chose.
+/// The user's choices.
 struct View {
   SortBy sort = SortBy::kTraffic;
   bool reversed = false;  // the other way round

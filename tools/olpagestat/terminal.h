@@ -1,5 +1,5 @@
-// The terminal: who owns it, how large it is, what was typed, and drawing without flicker: of each
-// picture only the lines that differ from the last one are sent, in one write.
+// The terminal: its owner, its size, the keys typed, and drawing without flicker: of each picture
+// only the lines that differ from the last one are sent, in one write.
 //
 // Thread-safety: one thread; one Terminal at a time (it handles the signals SIGWINCH, SIGINT,
 // SIGTERM, SIGHUP and SIGTSTP). Errors: where standard input or output is no terminal, usable()
@@ -53,8 +53,8 @@ size_t columnsOf(std::string_view text);
 /// The right line `columns` to the right of where the left one begins; what is longer there is cut.
 Line beside(const Line& left, const Line& right, size_t columns);
 
-/// What a line sends to a terminal `width` columns wide: what is too long is cut. `colour`: false
-/// leaves it to bold and reverse.
+/// The characters of a line for a terminal `width` columns wide: longer text is cut. `colour`:
+/// false leaves it to bold and reverse.
 std::string render(const Line& line, unsigned width, bool colour);
 
 enum class Key : uint8_t { kNone, kUp, kDown, kEnter, kEscape, kCharacter, kResize, kEnd };

@@ -12,7 +12,7 @@ using pager::valueOf;
 
 namespace {
 
-// Of the device that waited longest.
+// The share of the device that waited longest.
 std::optional<double> stalledOf(const Counters& now, const Counters& before, double seconds,
                                 const DeviceChoice& devices) {
   std::optional<double> most;
@@ -26,7 +26,7 @@ std::optional<double> stalledOf(const Counters& now, const Counters& before, dou
   return most;
 }
 
-// Of a program that has its pager elsewhere: pages that came to an executor from another one.
+// For a program that has its pager elsewhere: pages that came to an executor from another one.
 std::optional<double> executorsTraffic(const Counters& now, const Counters& before,
                                        double seconds) {
   std::optional<double> sum;

@@ -1,4 +1,4 @@
-// What the live screen has seen of each program so far, and plots of it in characters.
+// The live screen's history of each program, and plots of it in characters.
 //
 // Thread-safety: one thread. Errors: none. Memory: a bounded number of points for each program that
 // was in the last sample.
@@ -39,7 +39,7 @@ class Trails {
 };
 
 /// Columns from the bottom, the newest value at the right: `rows` lines of `columns` characters,
-/// from the top. `most` fills a column. What was not measured is empty; what was has a dot.
+/// from the top. `most` fills a column. A value that was not measured is empty; others have a dot.
 /// `braille`: two values and four steps in a character (UTF-8), else one value and two steps.
 std::vector<std::string> plotLines(const std::vector<std::optional<double>>& values, double most,
                                    size_t columns, size_t rows, bool braille);

@@ -21,7 +21,7 @@ using pager::DeviceWhy;
 using pager::Limit;
 using pager::valueOf;
 
-// What costs less is not worth a line.
+// A smaller cost is not worth a line.
 constexpr double kLeastShare = 0.02;
 constexpr double kLeastSeconds = 0.01;
 constexpr uint64_t kFew = 50;  // fewer launches than one of so many are an exception
@@ -62,8 +62,8 @@ struct Device {
   }
   double waiting() const { return static_cast<double>(valueOf(why.waiting_ns)) / kNs; }
   double onLink() const { return limited(Limit::kLinkIn) + limited(Limit::kLinkOut); }
-  /// Of what launches waited, the share that costs the run something: while the GPU has other
-  /// kernels of the program to run, it loses nothing. 1 where it was looked at too seldom.
+  /// The share of launches' waiting that costs the run something: while the GPU has other kernels
+  /// of the program to run, it loses nothing. 1 where it was looked at too seldom.
   double exposed() const {
     constexpr uint64_t kLeastLooks = 20;
     if (valueOf(why.looks) < kLeastLooks || waiting() <= 0) return 1;
@@ -184,7 +184,7 @@ class Finder {
         "what the CPU has made (cudaMemcpyAsync)");
   }
 
-  // What does not fit host RAM goes to memservers and has to come back.
+  // Pages that do not fit host RAM go to memservers and have to come back.
   void hostTier(const Device& device) {
     const double waited = device.limited(Limit::kMemservers), cost = waited * device.exposed();
     const uint64_t limit = valueOf(counters_.host_limit_bytes);
@@ -265,7 +265,7 @@ class Finder {
                           "memservers: several send at once"));
   }
 
-  // Launches waited and nothing crossed the link: who is the limit.
+  // Launches waited and nothing crossed the link: names the limit.
   void link(const Device& device) {
     struct Cause {
       Limit limit;
@@ -365,7 +365,7 @@ class Finder {
     const uint64_t all = valueOf(device.figures.launches_reaching_all);
     const uint64_t launches = valueOf(device.figures.launches);
     if (all == 0 || all * kFew < launches) return;
-    // Where all fits, nothing has to leave beside them.
+    // If all fits, nothing has to leave beside them.
     if (valueOf(device.figures.allocated_bytes.peak) <= valueOf(device.figures.vram_budget_bytes))
       return;
     unsigned most = 0;

@@ -18,7 +18,7 @@ namespace olpager::tools {
 struct Finding {
   std::string id;                  // "budget": a word for programs, and for the documentation
   std::optional<unsigned> device;  // that it is about
-  /// What it costs of the run; nobody measures what it costs: none. Those come last.
+  /// The cost in the run; none: nobody measures it. Those come last.
   std::optional<double> seconds;
   bool estimated = false;  // `seconds` follows from figures of other things; the evidence says how
   std::string title;       // in a few words
@@ -26,13 +26,13 @@ struct Finding {
   std::string action;      // one thing to do
 };
 
-/// What a program's counters say.
+/// The findings in a program's counters.
 struct Findings {
   std::vector<Finding> found;             // the worst first; none: in order
   std::vector<std::string> not_measured;  // what can't be said, and why, where that matters
   bool measured = true;                   // something was: without findings the program is in order
   std::optional<double> run_seconds;  // how long it has run; of one that was killed nobody knows
-  /// What the GPUs were at while not all was in VRAM, in seconds.
+  /// The GPUs' states while not all was in VRAM, in seconds.
   struct Gpu {
     double all = 0;  // that they were looked at
     double busy = 0, pages = 0, host = 0, hop = 0, unknown = 0;
@@ -42,7 +42,7 @@ struct Findings {
 
 /// Pure. `run_seconds`: how long the program has run.
 Findings findings(const pager::Counters& counters, std::optional<double> run_seconds);
-/// Of a process as read.
+/// The findings for a process as read.
 Findings findings(const pager::CountersSnapshot& process);
 
 /// ", about 4.1 s, 38% of the run": what a finding costs.

@@ -29,7 +29,8 @@ using Json = nlohmann::ordered_json;
 // In the container. A folder that no image has.
 constexpr const char* kFolder = "/opt/olpager";
 constexpr const char* kSystemSettings = "/etc/olpager/olpager.toml";
-// A container's engine sets a variable in place of the image's. This is what NVIDIA's images have.
+// A container's engine sets a variable in place of the image's. The value is that of NVIDIA's
+// images.
 constexpr const char* kLibraryPathOfImages = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64";
 constexpr const char* kFaultDevice = "/dev/userfaultfd";
 constexpr size_t kLongestName = 63;
@@ -60,7 +61,7 @@ Json writable(const std::string& host, const std::string& inside) {
           {"options", {"rw", "nosuid", "nodev", "noexec", "bind"}}};
 }
 
-// These are about files of this machine, a single run, or set below.
+// These variables are about files of this machine, a single run, or set below.
 bool staysHere(std::string_view variable) {
   constexpr std::string_view kStay[] = {"OL_CONFIG",          "OL_KEY",
                                         "OL_DRIVER",          "OL_COUNTERS_KEEP",
@@ -68,7 +69,7 @@ bool staysHere(std::string_view variable) {
   return std::find(std::begin(kStay), std::end(kStay), variable) != std::end(kStay);
 }
 
-// What only olrun does, or what is of this machine alone.
+// Refuses options that only olrun acts on, or that name this machine alone.
 Status checkAddresses(const std::vector<std::string>& addresses, const char* kind) {
   for (const std::string& address : addresses) {
     if (address == base::kLocalGpunode)
@@ -105,7 +106,7 @@ Status check(const base::Settings& settings, const CdiParts& parts) {
       return Error{base::format("--cdi: the folder {} of --disk is not there; make it first",
                                 base::printable(disk.folder))};
   if (settings.key.empty()) return {};
-  // Who reads the key here is mostly root; its file is to be one that is accepted at all.
+  // The user who reads the key here is mostly root; its file is to be one that is accepted at all.
   if (const auto network = transport::optionsFrom(settings); !network.ok())
     return Error{base::format("--cdi: {}", network.error().message)};
   return {};

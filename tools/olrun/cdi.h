@@ -1,9 +1,9 @@
 // olrun --cdi: a file by which container engines give a container what olrun gives a program.
 //
 // The file is one of the Container Device Interface, read by Docker, Podman, containerd and CRI-O
-// (https://github.com/cncf-tags/container-device-interface, SPEC.md). It is in JSON, which is YAML
-// as well. Its cdiVersion is the oldest that has all that it uses: engines refuse a file of a
-// version that is newer than they are, and every newer one takes an older file.
+// (https://github.com/cncf-tags/container-device-interface, SPEC.md). The file is in JSON, which is
+// YAML as well. The cdiVersion is the oldest that has all that the file uses: engines refuse a file
+// of a version that is newer than they are, and every newer one takes an older file.
 //
 // Thread-safety: pure but for files that are looked at.
 #pragma once
@@ -16,7 +16,7 @@
 
 namespace olpager::tools {
 
-/// What a device is called behind "--device".
+/// A device's name behind "--device".
 inline constexpr const char* kCdiKind = "olpager.dev/client";
 
 /// Paths of this installation; "": it is not there.

@@ -69,7 +69,7 @@ Result<std::vector<DaemonAnswer>> askDaemons(const base::Settings& settings) {
     asked.push_back(std::async(std::launch::async,
                                [&settings, &address] { return askNode(settings, address); }));
   }
-  // Of its gpunodes the program's own has these memservers.
+  // The program's own gpunode has these memservers.
   if (settings.gpunodes.empty() || !settings.local_gpunode.empty()) {
     for (const std::string& address : settings.memservers)
       asked.push_back(std::async(std::launch::async, [&network, &address] {

@@ -21,7 +21,7 @@ struct DaemonAnswer {
 
 /// Asks all at once, over connections of their own, which are closed again. Waits for some seconds
 /// at most (kConnectMs, kAnswerMs). In the order of the settings. The Error: the key file can't be
-/// used. Its threads have ended when it returns.
+/// used. All threads have ended when it returns.
 Result<std::vector<DaemonAnswer>> askDaemons(const base::Settings& settings);
 
 }  // namespace olpager::tools

@@ -86,7 +86,7 @@ void start(void* library, nlohmann::json& facts) {
   }
 }
 
-// What can't be asked is not told: the program's own cuInit says why.
+// A failed question is not told: the program's own cuInit says why.
 void measure(void* library, nlohmann::json& facts) {
   auto* const init = symbol<decltype(cuInit)>(library, "cuInit");
   auto* const count = symbol<decltype(cuDeviceGetCount)>(library, "cuDeviceGetCount");

@@ -1,6 +1,6 @@
-// Whether a CUDA driver library can be used, tried in a child process: a library that can't be
-// loaded, or ends the process that loads it, must not take olrun with it. Thread-safety: call with
-// one thread only (it forks).
+// Tries a CUDA driver library in a child process: a library that can't be loaded, or ends the
+// process that loads it, must not take olrun with it. Thread-safety: call with one thread only (it
+// forks).
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct DriverFacts {
   int devices = -1;           // -1: not asked
   std::string start_problem;  // why cuInit or the first context failed; "" when it did not
   std::string host_problem;   // why memory of kind HOST_NUMA can't be made; "" when it can
-  // Only when asked how large devices are. Of the one with the least memory; 0 bytes: the driver
-  // does not tell.
+  // Only when asked how large devices are. The one with the least memory; 0 bytes: the driver does
+  // not tell.
   uint64_t least_vram = 0;
   int least_device = 0;
 };
 
-/// What the driver is asked for besides its version.
+/// The probe beyond the driver's version.
 enum class Probe : uint8_t {
   kLoad,   // nothing
   kVram,   // cuInit, and how much memory devices have

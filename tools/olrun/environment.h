@@ -26,12 +26,12 @@ class Environment {
 
 /// Tells frameworks by their own variables what suits them under the pager. A variable that the
 /// user has set, also to nothing, stays as it is. Returns what was set, as NAME=value.
-/// - JAX and TensorFlow take most of the device at their start, in one piece. They are to allocate
-///   as they need, JAX each array by itself: what is named alone moves alone, and memory that
-///   nobody uses costs nothing.
+/// - JAX and TensorFlow take most of the device at their start, in one piece. The frameworks are to
+///   allocate as they need, JAX each array by itself: what is named alone moves alone, and memory
+///   that nobody uses costs nothing.
 /// - `forwarded`: NCCL judges by this machine's PCI bus which GPUs reach each other's memory, and a
-///   gpunode's are on another one. It would go through memory of this machine, for which kernels
-///   there can't wait. It is to ask the driver.
+///   gpunode's are on another one. Otherwise NCCL would go through memory of this machine, for
+///   which kernels there can't wait. The setting has NCCL ask the driver.
 std::vector<std::string> addFrameworkDefaults(Environment& environment, bool forwarded);
 
 /// Puts `library` in LD_PRELOAD before what is there, but behind a sanitizer's runtime, which

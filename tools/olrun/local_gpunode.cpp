@@ -99,8 +99,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return all;
 }
 
-// What it is to find open, and nothing else of what this process has, such as a pipe for whose end
-// somebody waits. False: errno says why.
+// Leaves open the descriptors that it is to find, and nothing else of what this process has, such
+// as a pipe for whose end somebody waits. False: errno says why.
 bool arrangeDescriptors(int process, int answer, bool logs) {
   constexpr int kFirstFree = forward::kAnswerFd + 1;
   // First out of each other's way.
@@ -190,8 +190,8 @@ Result<std::string> startLocalGpunode(const base::Settings& settings,
   const std::string socket = transport::newSocketPath(folder.value());
   const std::string key = base::localKeyPath(socket);
   if (auto made = transport::createKeyFile(key, kKeyName); !made.ok()) return made.error();
-  // What concerns the program comes to it from there, and is said by its side. All else is for who
-  // asks for it; nor is a pipe kept open that the program writes to.
+  // Messages about the program come to it from there, and are said by its side. All else is for
+  // those who ask for it; nor is a pipe kept open that the program writes to.
   const bool logs = settings.log >= base::LogLevel::kInfo;
   const Status started =
       start(program, commandLine(settings, socket), daemonEnvironment(environment), logs);

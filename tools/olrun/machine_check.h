@@ -15,7 +15,7 @@ struct Finding {
   std::string text;
 };
 
-/// Of this installation: what is missing is "".
+/// The files of this installation: a missing one is "".
 struct Installation {
   std::string library, link_folder;
   std::string driver;  // absolute path or "libcuda.so.1"

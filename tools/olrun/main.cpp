@@ -41,11 +41,11 @@ int refuse(const std::string& line) {
   return kRefused;
 }
 
-// Of --help.
+// Groups of --help.
 constexpr const char* kRun = "The run";
 constexpr const char* kContainers = "Containers";
 
-// What olrun is told.
+// The arguments of olrun.
 struct CommandLine {
   std::vector<base::CommandLine::Given> settings;
   std::string config;
@@ -62,7 +62,7 @@ struct CommandLine {
   }
 };
 
-// What makes no sense beside --cdi, which runs nothing and looks at no machine.
+// Refuses options that make no sense beside --cdi, which runs nothing and looks at no machine.
 Status checkCdi(const CommandLine& line) {
   if (line.out_given && !line.cdi_given) return Error{"--out: of no effect without --cdi"};
   if (!line.cdi_given) return {};
@@ -144,7 +144,7 @@ int parse(int argc, char** argv, const base::OptionTable& table, CommandLine& li
   return 0;
 }
 
-// What lies in [base, base + size) of this process already: "[stack]", a library, or an address.
+// The occupant of [base, base + size) in this process: "[stack]", a library, or an address.
 std::string occupant(uint64_t base, uint64_t size) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
@@ -207,8 +207,7 @@ bool namesLocal(const std::vector<std::string>& gpunodes) {
   return std::find(gpunodes.begin(), gpunodes.end(), base::kLocalGpunode) != gpunodes.end();
 }
 
-// Whether a program is forwarded decides which settings can have an effect. (kLocal: also with a
-// gpunode that is started here.)
+// The mode (local or forwarded) decides which settings can have an effect.
 enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
 
 Mode modeOf(std::string_view key) {
@@ -219,8 +218,8 @@ Mode modeOf(std::string_view key) {
   return both ? Mode::kBoth : Mode::kLocal;
 }
 
-// What was asked for by an option and can't be had is no setting to ignore. (Files and variables
-// may name settings of both.)
+// An option that was asked for and can't be had is no setting to ignore. (Files and variables may
+// name settings of both.)
 Status checkOptions(const CommandLine& line, const std::vector<std::string>& gpunodes) {
   const auto hasNone = [&](Mode mode) {
     if (gpunodes.empty()) return mode == Mode::kForwarded;
@@ -248,7 +247,7 @@ Status checkReplicas(const CommandLine& line, const base::Settings& settings) {
                    settings.replicas, settings.replicas)};
 }
 
-// Of forwarded programs the unified view's alone.
+// Options of the unified view alone.
 Status checkView(const CommandLine& line, const base::Settings& settings) {
   if (settings.view == base::ViewSetting::kUnified) return {};
   for (const char* const key : {"route", "managed"}) {
@@ -274,8 +273,8 @@ Status checkTransport(const CommandLine& line, const base::Settings& settings) {
   return {};
 }
 
-// One that does not serve the program would make its cuInit fail. Of memservers that have two
-// replicas of each page one may be away.
+// One that does not serve the program would make its cuInit fail. If memservers have two replicas
+// of each page one may be away.
 Status checkDaemons(const base::Settings& settings) {
   const auto asked = tools::askDaemons(settings);
   if (!asked.ok()) return asked.error();
@@ -462,7 +461,7 @@ int run(int argc, char** argv) {
     return refuse(status.error().message);
   if (auto status = tools::addLibraryFolder(environment, link_folder); !status.ok())
     return refuse(status.error().message);
-  // Where there is no driver there is no NVML either: the gpunode's devices are shown instead.
+  // Without a driver there is no NVML either: the gpunode's devices are shown instead.
   if (const std::string nvml = base::locateNvmlFolder(self); forwarded && !nvml.empty()) {
     if (auto status = tools::addLibraryFolder(environment, nvml); !status.ok())
       return refuse(status.error().message);

@@ -70,8 +70,8 @@ std::string textAt(int file, off_t offset, char end) {
   return std::string(all.substr(0, all.find(end)));
 }
 
-// What the kernel starts for this file is not there; it calls that "No such file", as if the file
-// were not. "" when all is there.
+// The missing file that the kernel needs to start this one; it calls that "No such file", as if the
+// file were not. "" when all is there.
 std::string notStartable(const std::string& path) {
   const auto missing = [&path](const char* what, const std::string& needed, const char* mend) {
     if (access(needed.c_str(), F_OK) == 0) return std::string();

@@ -22,8 +22,8 @@ namespace {
 
 volatile pid_t g_child = 0;
 
-// To the child, as if it had been sent to it: whoever stops olrun means the program. What a
-// terminal sends, it sends to the program itself.
+// To the child, as if it had been sent to it: a signal to olrun means the program. A terminal sends
+// to the program itself.
 void handOn(int signal, siginfo_t* about, void* /*context*/) {
   const bool from_terminal = (signal == SIGINT || signal == SIGQUIT) && about->si_code > 0;
   if (g_child > 0 && !from_terminal) kill(g_child, signal);

@@ -19,7 +19,7 @@ int replaceBy(const std::string& path, const std::vector<std::string>& arguments
 /// they are known by.
 uint64_t keepCounters(Environment& environment);
 
-/// What is printed at the program's end.
+/// The output at the program's end.
 struct AtEnd {
   uint64_t token = 0;      // of keepCounters()
   bool elsewhere = false;  // its memory is another process's, which ends right after it

@@ -134,9 +134,8 @@ void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent) {
   set(IPPROTO_TCP, TCP_KEEPIDLE, third);
   set(IPPROTO_TCP, TCP_KEEPINTVL, third);
   set(IPPROTO_TCP, TCP_KEEPCNT, 2);
-  // What was not acknowledged is sent again, and a full window asked for, at distances that grow up
-  // to two minutes: no more than this where the system can. No TCP_USER_TIMEOUT: ack_watch.h says
-  // why.
+  // Unacknowledged bytes are sent again, and a full window asked for, at distances that grow up to
+  // two minutes: no more than this where the system can. No TCP_USER_TIMEOUT: ack_watch.h says why.
   set(IPPROTO_TCP, TCP_RTO_MAX_MS, 1000 * third);
   if (unsent != 0) set(IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(unsent));
   SocketAddress peer;
@@ -317,8 +316,8 @@ bool isDeadSocket(const std::string& path) {
   if (lstat(path.c_str(), &about) != 0 || !S_ISSOCK(about.st_mode) || about.st_uid != geteuid())
     return false;
   const auto address = unixAddress(path);
-  // Of another type than ours are: the kernel says that it is the wrong one where somebody has it,
-  // and tells nobody.
+  // The type is another than ours: if somebody has the socket, the kernel says that it is the wrong
+  // type, and tells nobody.
   const base::UniqueFd probe(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!address.ok() || !probe) return false;
   return connect(probe.get(), address.value().get(), address.value().length) != 0 &&

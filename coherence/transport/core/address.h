@@ -39,10 +39,11 @@ SocketAddress addressFrom(const uint8_t (&bytes)[16], uint16_t port);
 
 /// Non-blocking, close-on-exec.
 base::UniqueFd makeSocket(int family);
-/// What every connection of a link over IP wants: no delay, probes of an idle host that end the
-/// connection when none is answered for `dead_ms` (whole seconds, at least 3), and little in the
-/// kernel that was not sent yet (`unsent`, 0: as the system likes). A host that dies while bytes
-/// are on their way to it is AckWatch's. The socket is connected: on loopback it is not paced.
+/// Sets the socket options of every connection of a link over IP: no delay, probes of an idle host
+/// that end the connection when none is answered for `dead_ms` (whole seconds, at least 3), and a
+/// limit for bytes in the kernel that were not sent yet (`unsent`, 0: as the system likes). A host
+/// that dies while bytes are on their way to it is AckWatch's. The socket is connected: on loopback
+/// it is not paced.
 void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent);
 /// One line for a user: why `error` kept it from being listened on, or connected to, and what to
 /// do.
@@ -56,7 +57,7 @@ SocketAddress withPort(const SocketAddress& address, uint16_t port);
 /// none.
 bool waitFor(int fd, short events, int64_t deadline_ms);
 /// How long somebody who connects waits: for each thing that the peer has to say or do, and in all.
-/// Who is slow gets all of the time, who is silent does not.
+/// A slow peer gets all of the time, a silent one does not.
 struct Patience {
   int64_t deadline_ms = 0;  // of nowMs()
   uint32_t answer_ms = 0;   // for each; 0: until the deadline

@@ -1,8 +1,8 @@
-// Which transport a pair of nodes uses: the one place that knows, for both ends.
+// Chooses the transport for a pair of nodes: the one place that knows, for both ends.
 //
 // Each end has a set of kinds: those that its setting allows and its host has. The connector says
 // its set, the acceptor takes the best one of both sets, the connector checks that the answer is in
-// its own. Where what was chosen can't be had after all (a socket that is in another container, a
+// its own. If the chosen kind can't be had after all (a socket that is in another container, a
 // device without a path), the connector takes it out of its set and connects anew.
 #pragma once
 
@@ -46,10 +46,10 @@ class Kinds {
   uint8_t bits_ = 0;
 };
 
-/// What a setting allows.
+/// The kinds that a setting allows.
 Kinds allowedBy(Choice choice);
 
-/// What an end has for a pair, before it knows what else the other end is.
+/// The kinds that an end has for a pair, before it knows more of the other end.
 struct OwnKinds {
   Kinds kinds;
   std::string no_verbs;  // one line: why RDMA is not among them; "" where it is, or the setting

@@ -88,7 +88,7 @@ void EventQueue::push(std::vector<Completion>& completions) {
   {
     std::lock_guard lock(mutex_);
     if (abandoned_)
-      return;  // they stay the caller's, who may hold locks now that they need when they go
+      return;  // they stay the caller's, which may hold locks now that they need when they go
     for (auto& completion : completions) completions_.push_back(std::move(completion));
     size_.store(completions_.size());
   }
@@ -116,8 +116,7 @@ void EventQueue::add(const std::shared_ptr<Pollable>& source) {
   event.events = EPOLLIN;
   event.data.ptr = source.get();
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->pollFd(), &event);
-  // Who is waiting already has been counted for the others only: from the next wait on it takes
-  // part.
+  // A waiting thread has been counted for the others only: from the next wait on it takes part.
   if (sources_.size() == kMaxPolled + 1) giveBack();  // nobody drives any of so many
   if (kept_ && !onlyMessages()) giveBack();
 }
@@ -153,8 +152,8 @@ void EventQueue::leaveWait(const Sources& driven) {
   left_ = Clock::now();
   --waiters_;
   keepSources();
-  // What is kept is driven by the next wait or by takeBack(): nobody hears a bell meanwhile, and
-  // the peer need not ring. Else whoever waits too may be asleep on the bell, and an I/O thread
+  // Kept connections are driven by the next wait or by takeBack(): nobody hears a bell meanwhile,
+  // and the peer need not ring. Else another waiter may be asleep on the bell, and an I/O thread
   // that is given a bell which has rung for nothing wakes for nothing.
   if (waiters_ == 0 && kept_) return;
   for (auto& source : driven) {
@@ -164,7 +163,7 @@ void EventQueue::leaveWait(const Sources& driven) {
   for (auto& source : sources_) source->leaveToWaiter(false);
 }
 
-// Under sources_mutex_. Who comes back at once keeps the connections.
+// Under sources_mutex_. A thread that comes back at once keeps the connections.
 void EventQueue::keepSources() {
   const uint32_t enough = onlyMessages() ? 4 : 16;
   if (waiters_ != 0 || sources_.empty() || sources_.size() > kMaxPolled) return;
@@ -186,7 +185,7 @@ bool EventQueue::takeBack() {
   checked_waits_ = waits_;
   if (kept_ && !quiet) return true;
   if (kept_ && waiters_ == 0) giveBack();
-  kept_ = false;  // who waits for long gives them back when the wait is over
+  kept_ = false;  // a thread that waits for long gives them back when the wait is over
   checking_ = false;
   return false;
 }

@@ -32,7 +32,8 @@ class Pollable {
       bool leave) = 0;                    // the I/O thread stops or begins again to look at pollFd
   virtual bool transferring() const = 0;  // reads or writes are outstanding
   virtual Reactor& reactor() const = 0;
-  /// Nothing that another thread waits for comes this way: who keeps it may be away for longer.
+  /// Nothing that another thread waits for comes this way: the thread that keeps it may be away for
+  /// longer.
   virtual bool onlyMessages() const { return false; }
   virtual bool pending() { return true; }  // drive() may find something
   /// Before sleeping: asks for pollFd to be rung; true when there is something to drive already.
@@ -55,8 +56,8 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
 
   void push(Completion completion);
   void push(std::vector<Completion>& completions);
-  /// Nobody will poll any more: what is in it goes, and what comes is dropped. Completions hold
-  /// links, and links the queue.
+  /// Nobody will poll any more: waiting completions go, and later ones are dropped. Completions
+  /// hold links, and links the queue.
   void abandon();
 
   void add(const std::shared_ptr<Pollable>& source);

@@ -1,5 +1,5 @@
-// An endpoint's inside: reactors, the registry of its links, and what connecting and accepting
-// share.
+// An endpoint's inside: reactors, the registry of its links, and code shared by connecting and
+// accepting.
 //
 // Locks: mutex_ (the registry), a leaf.
 #pragma once
@@ -15,7 +15,8 @@
 
 namespace olpager::transport {
 
-/// What makes tickets: from the TLS session, or (loopback, no key) from the acceptor's Hello.
+/// The secrets from which tickets are made: from the TLS session, or (loopback, no key) from the
+/// acceptor's Hello.
 struct LinkSecrets {
   Secret ticket{};
   Secret lane{};  // the pre-shared key of the lanes' own TLS
@@ -48,7 +49,7 @@ class EndpointCore final : public Endpoint {
   void releaseLink();
   /// A reserved link has been made.
   void addLink(const std::shared_ptr<LinkCore>& link);
-  /// What the links that peers with this key have made share.
+  /// The state shared by all links whose peers used this key.
   Unread::OfKeyPtr unreadOf(const std::string& key_name);
   /// The link of this id, if there still is one.
   std::shared_ptr<LinkCore> findLink(const LinkId& id);
@@ -73,8 +74,7 @@ class EndpointCore final : public Endpoint {
   bool going_ = false;
 };
 
-/// Checks what a peer's Hello says; "" or what is wrong. Texts in it end within their fields
-/// afterwards.
+/// Checks a peer's Hello; "" or why it is refused. Texts in it end within their fields afterwards.
 /// The newest version that both ends speak, if there is one. `newest` below `oldest`: the peer
 /// speaks `oldest` alone.
 std::optional<uint8_t> agreedVersion(const Versions& own, uint8_t oldest, uint8_t newest);

@@ -207,7 +207,7 @@ bool LinkCore::tooManyAnswers(size_t waiting) const {
 }
 
 bool LinkCore::tooManyReplies(size_t waiting) const {
-  // Who asks more at once than there is room for has to have read what came back before.
+  // A peer that asks more at once than there is room for has to have read what came back before.
   constexpr size_t kRounds = 4, kFew = 64;
   return waiting > std::max(kFew, kRounds * setup_.options.requests);
 }
@@ -577,7 +577,7 @@ void LinkCore::stopped() {
 void LinkCore::onTick(bool late) {
   if (state_.load() != LinkState::kUp) return;
   const int64_t now = nowMs();
-  // What a peer said while this process did not run is still to be read.
+  // The peer's messages from while this process did not run are still to be read.
   const bool heard = heard_.exchange(false, std::memory_order_relaxed);
   if (heard) pinged_ = false;
   if (heard || late) last_heard_ms_ = now;

@@ -4,7 +4,7 @@
 // accepted or asked for) -> kDown (stopped(): called once by the transport when no thread of it
 // touches memory any more; completes what is outstanding, then kDown).
 //
-// An operation is a slot and a generation. Its slices are asked for (open), accepted once (taken)
+// An operation is a slot and a generation. Slices of it are asked for (open), accepted once (taken)
 // and answered; it completes when all are answered. Between a slice's openness and its answer the
 // operation can't go away.
 //

@@ -1,6 +1,6 @@
-// What a link knows of its peer's keys, where a card needs more than the key: each key is asked for
-// once, whatever waits for it, and the answer is kept until the owner takes the key back. Any slice
-// that finds no way by the card goes another one.
+// Caches the details of a peer's keys that a card needs beyond the key: each key is asked for once,
+// whatever waits for it, and the answer is kept until the owner takes the key back. Any slice that
+// finds no way by the card goes another one.
 //
 // Thread-safety: any thread; its lock is a leaf.
 #pragma once

@@ -77,7 +77,7 @@ Result<uint32_t> ownerOf(const End& owner, const End& other) {
       head->nlmsg_len < NLMSG_LENGTH(sizeof(inet_diag_msg)))
     return unknown(EPROTO);
   const auto* const found = static_cast<const inet_diag_msg*>(NLMSG_DATA(head));
-  // Where that connection is not there the kernel tells of who listens at its port. One that no
+  // If that connection is not there the kernel tells of the listener at its port. One that no
   // process has any more, or has yet, is told as root's.
   if (found->id.idiag_dport != other.port || found->idiag_inode == 0) return unknown(ENOTCONN);
   return found->idiag_uid;

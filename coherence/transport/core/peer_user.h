@@ -1,5 +1,5 @@
-// Whose process is at the other end of a connection of this host: what stands for a key where there
-// is none. Thread-safety: pure functions.
+// Identifies the process at the other end of a connection of this host: it stands for a key where
+// there is none. Thread-safety: pure functions.
 #pragma once
 
 #include <cstdint>

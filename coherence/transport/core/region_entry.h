@@ -1,10 +1,10 @@
-// What is behind a Region and a Domain: keys, rights, who is touching the memory right now, and
+// The state behind a Region and a Domain: keys, rights, who is touching the memory right now, and
 // which cards know it.
 //
 // The end of a region, in this order: its key is gone (Domain::remove), peers that can reach it by
 // themselves are told (KeyWatcher), nothing new begins and what this side has under way ends
-// (pins), and it is taken from the cards (Registration's end). Where a card does not let it go, all
-// links of the domain that gave it away are cut off, and it is taken again.
+// (pins), and it is taken from the cards (Registration's end). If a card refuses, all links of the
+// domain that gave it away are cut off, and it is taken again.
 //
 // Locks, in this order: RegionEntry::registering (held while a card pins memory: milliseconds) ->
 // RegionEntry::mutex, Domain::mutex_, which are leaves.
@@ -37,11 +37,11 @@ class Registration {
   virtual bool end() = 0;
 };
 
-/// What a card has for a domain.
+/// A domain's registrations at one card.
 class ProtectionDomain {
  public:
   virtual ~ProtectionDomain() = default;
-  // Of memory that it pins: windows pin none.
+  // For memory that the card pins: windows pin none.
   std::atomic<uint64_t> registrations{0};  // made so far
   std::atomic<uint64_t> pinned_bytes{0};   // of host memory, now
   /// Makes a region known to the card, which pins its pages.
@@ -65,7 +65,7 @@ struct RegionEntry {
   std::atomic<bool> reachable{false};  // a peer has been told how to reach it by itself
   std::atomic<bool> refused{false};    // a card could not have it
 
-  /// The region as the card of this protection domain knows it, made known if need be. Who asks
+  /// The region as the card of this protection domain knows it, made known if need be. The caller
   /// holds a pin. Null: the card can't; the first time an Error line goes to the log.
   Registration* registered(const std::shared_ptr<ProtectionDomain>& with);
   /// Takes it from the cards; false: one does not let it go.
@@ -142,8 +142,8 @@ class Pin {
   std::shared_ptr<RegionEntry> entry_;
 };
 
-/// A link that may have given away a key for good: by a mapping, by what a card needs. It tells its
-/// peer when the key is taken back.
+/// A link that may have given away a key for good: by a mapping, by what a card needs. The link
+/// tells its peer when the key is taken back.
 class KeyWatcher {
  public:
   virtual ~KeyWatcher() = default;

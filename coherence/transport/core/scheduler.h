@@ -1,7 +1,7 @@
-// Which bytes of a link go next. Two places decide: the one that asks (IssueScheduler: reads and
+// Schedules the bytes of a link. Two places decide: the one that asks (IssueScheduler: reads and
 // writes of this side, slice by slice, within windows) and the one that sends (EgressQueue: what is
-// ready to go onto the lanes). Both prefer control and demand; what has begun is finished, so that
-// a demand finds at most what is already under way before it.
+// ready to go onto the lanes). Both prefer control and demand; a slice that has begun is finished,
+// so that a demand finds at most those already under way before it.
 //
 // Thread-safety: none; the owner's lock. No clock, no I/O.
 #pragma once
@@ -79,8 +79,8 @@ class IssueScheduler {
 
   void enqueue(uint32_t slot, Class klass) { queues_[index(klass)].push_back(slot); }
 
-  /// The operation whose next slice may be asked for now. It stays first in its class until
-  /// exhausted().
+  /// The operation whose next slice may be asked for now. The operation stays first in its class
+  /// until exhausted().
   std::optional<uint32_t> pick() const {
     if (slices_ >= windows_.slices) return std::nullopt;
     for (const Class klass :
@@ -120,7 +120,7 @@ class IssueScheduler {
     enqueue(slot, to);
   }
 
-  /// What of `slot` was not asked for is not needed any more.
+  /// Slices of `slot` that were not asked for are no longer needed.
   void drop(uint32_t slot, Class klass) {
     auto& queue = queues_[index(klass)];
     queue.erase(std::find(queue.begin(), queue.end(), slot));

@@ -1,7 +1,7 @@
-// What waits in this process because the peer of a link does not read: bounded for all links of a
-// key together, since a key may open many.
+// Bounds the bytes that wait in this process because the peer of a link does not read: for all
+// links of a key together, since a key may open many.
 //
-// Where the links of a key are above their bound, who has more than an equal part of it is at
+// If the links of a key are above their bound, those with more than an equal part of it are at
 // fault. So a link whose peer reads goes on, whatever others with its key do, and all of them
 // together hold twice the bound at most. Thread-safety: any thread; counters alone.
 #pragma once
@@ -46,7 +46,7 @@ class Unread {
     own_.fetch_sub(bytes, std::memory_order_relaxed);
     of_key_->bytes.fetch_sub(bytes, std::memory_order_relaxed);
   }
-  /// Whether this link is one of those that are to blame that the bound is crossed.
+  /// True if this link is one of those to blame for a crossed bound.
   bool tooMuch() const {
     if (!of_key_ || of_key_->bytes.load(std::memory_order_relaxed) <= most_) return false;
     const uint64_t links = std::max(1u, of_key_->links.load(std::memory_order_relaxed));

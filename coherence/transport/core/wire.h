@@ -1,7 +1,7 @@
-// What travels on every transport: frames with one fixed header, little-endian, the payload behind
-// it. The receiver checks each field before it uses it; what breaks a rule ends the link with a
-// reason. tcp carries kData and kPush on the lanes and everything else on the first connection; shm
-// carries all but page bytes in rings.
+// The format on every transport: frames with one fixed header, little-endian, the payload behind
+// it. The receiver checks each field before it uses it; a frame that breaks a rule ends the link
+// with a reason. tcp carries kData and kPush on the lanes and everything else on the first
+// connection; shm carries all but page bytes in rings.
 #pragma once
 
 #include <bit>
@@ -72,7 +72,7 @@ inline constexpr uint32_t kMaxLanes = 16;
 inline constexpr uint32_t kMaxMessage = 1 << 20;
 inline constexpr uint32_t kMaxRoom = 1 << 16;  // messages of a class
 
-/// Where the queue pairs of a rail are connected.
+/// The address at which a rail's queue pairs are connected.
 struct RailAddress {
   uint8_t address[16] = {};  // IPv6, or IPv4 within it; zeros: that of the link's first connection
   uint16_t port = 0;         // 0: nobody listens there

@@ -84,7 +84,7 @@ class FaultyLink final : public Link, public std::enable_shared_from_this<Faulty
     uint64_t context = 0;
     std::vector<LocalRange> local;
   };
-  /// Of a completion of the inner link.
+  /// The record of a completion of the inner link.
   Posted done(uint64_t own) {
     std::lock_guard lock(mutex_);
     Posted posted = std::move(posted_[own]);
@@ -155,7 +155,7 @@ class FaultyQueue final : public CompletionQueue, public std::enable_shared_from
     }
   }
 
-  // What is held back rings no bell of the inner queue: a thread of its own does.
+  // Held-back completions ring no bell of the inner queue: a thread of its own does.
   int eventFd() override {
     std::lock_guard lock(mutex_);
     if (!bell_) {

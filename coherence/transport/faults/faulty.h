@@ -1,5 +1,5 @@
 // Faults for tests: wraps an endpoint; the code under test gets the wrapped one and is none the
-// wiser. What comes is delayed, reordered, corrupted or cut short, and links break, as the seed has
+// wiser. Arrivals are delayed, reordered, corrupted or cut short, and links break, as the seed has
 // it. Contracts still hold: each operation completes once, messages stay in order, nothing comes
 // after kDown.
 //

@@ -32,9 +32,9 @@ class FaultyWire {
   virtual const std::string& address() const = 0;
   /// From now on nothing passes any more, and nobody is told: a cable is pulled.
   virtual void freeze() = 0;
-  /// What was held back goes on.
+  /// Bytes that were held back go on.
   virtual void thaw() = 0;
-  /// From now on what is longer than a few short messages passes a byte at a time, ten a second.
+  /// From now on messages longer than a few short ones pass a byte at a time, ten a second.
   virtual void drip() = 0;
   /// Every connection that there is ends now; new ones are taken.
   virtual void cut() = 0;

@@ -28,8 +28,8 @@ struct RingControl {
 };
 static_assert(sizeof(RingControl) == 256 && std::atomic<uint64_t>::is_always_lock_free);
 
-/// One side's view of a ring. Its own index is kept in private memory (atomic: others look whether
-/// there is something; written by one at a time, under the locks of its users).
+/// One side's view of a ring. The side's own index is kept in private memory (atomic, since other
+/// threads poll it; written by one at a time, under the locks of its users).
 class Ring {
  public:
   Ring() = default;
@@ -76,8 +76,8 @@ class Ring {
   /// Bytes to read; more than capacity(): the producer broke the ring.
   uint64_t available() const { return control_->tail.load(std::memory_order_acquire) - own(); }
   uint64_t capacity() const { return capacity_; }
-  /// Of `bytes` that there are to read the first lines come all at once, not one when it is looked
-  /// at after the other.
+  /// Prefetches the first cache lines of `bytes` that can be read, so that they arrive together
+  /// instead of one by one.
   void expect(uint64_t bytes) const {
     for (uint64_t line = 0; line < kAhead && line < bytes; line += kLine)
       __builtin_prefetch(&bytes_[(own() + line) & (capacity_ - 1)]);
@@ -87,7 +87,7 @@ class Ring {
       std::memcpy(static_cast<std::byte*>(into) + done, place, part);
     });
   }
-  /// What the producer says that it has copied to memory here, or from it.
+  /// Bytes that the producer says that it has copied to memory here, or from it.
   uint64_t copied(bool to_here) const {
     return (to_here ? control_->copied_to : control_->copied_from).load(std::memory_order_relaxed);
   }

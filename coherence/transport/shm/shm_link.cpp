@@ -174,7 +174,7 @@ void ShmLink::issue() {
   leave();
 }
 
-// Of what comes in from the peer: longer than who takes it should be kept from the next.
+// True for incoming bytes that take longer than the next should wait.
 bool ShmLink::isLong(uint64_t bytes) const { return bytes > kInlineCopy && most_pumps_ > 1; }
 
 void ShmLink::leaveToPumps(Work work) {
@@ -222,7 +222,7 @@ void ShmLink::pump() {
     if (channel_->in.available() != 0) drive();
   }
   pumps_.fetch_sub(1);
-  // What was posted while this one was counted has started no other.
+  // Work posted while this one was counted has started no other.
   Work work;
   if (!idle) {
     startPump();
@@ -444,8 +444,8 @@ bool ShmLink::flush() {
   return bell;
 }
 
-// From now on the producer rings the bell; true when there is something already. What is in the
-// ring of a link that is failing stays there.
+// From now on the producer rings the bell; true when there is something already. Bytes in the ring
+// of a link that is failing stay there.
 bool ShmLink::arm() {
   if (state() != LinkState::kUp) return false;
   armed_.store(true);
@@ -562,8 +562,8 @@ std::string ShmLink::mapAsked(const wire::Header& header) {
   answer.key = header.key;
   answer.code = static_cast<uint32_t>(outcome);
   if (outcome == Outcome::kOk && pin->fd) {
-    // Who may only read gets a descriptor for reading: a guard against mistakes (the same user can
-    // open it anew for writing).
+    // A peer that may only read gets a descriptor for reading: a guard against mistakes (the same
+    // user can open it anew for writing).
     base::UniqueFd readable;
     int fd = pin->fd.get();
     if ((pin->access & kRemoteWrite) == 0) {
@@ -763,7 +763,7 @@ std::string ShmLink::mapArrived(const MapAnswer& answer, base::UniqueFd fd) {
   return "";
 }
 
-// What becomes of a key's slices is known: those that waited go on.
+// A key's mapping is settled: slices that waited go on.
 void ShmLink::settle(uint64_t key, Mapping::State state) {
   std::vector<Slice> waiting;
   {

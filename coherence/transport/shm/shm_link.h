@@ -12,8 +12,8 @@
 // any more. askMemory() sends a kMap of its own. A key's answers are all the same, so that any of
 // them serves whoever waits for one.
 //
-// Who works on the link holds a share of it (enter/leave). stop() gives back the link's own share;
-// the last one to leave has the reactor clean up and report: then no copy is running.
+// A thread that works on the link holds a share of it (enter/leave). stop() gives back the link's
+// own share; the last one to leave has the reactor clean up and report: then no copy is running.
 //
 // Locks, in this order: starting_ -> in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_ |
 // the queue's).

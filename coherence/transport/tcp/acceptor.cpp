@@ -478,9 +478,7 @@ void Acceptor::drop(Place place, const std::string& why) {
       } goodbye;
       goodbye.header.frame = wire::Frame::kGoodbye;
       goodbye.header.length = static_cast<uint32_t>(std::min(why.size(), sizeof goodbye.text));
-      goodbye.header.code = place->unlike  ? wire::kUnlikeVersions
-                            : place->later ? wire::kLater
-                                           : 0;
+      goodbye.header.code = place->unlike ? wire::kUnlikeVersions : place->later ? wire::kLater : 0;
       std::memcpy(goodbye.text, why.data(), goodbye.header.length);
       put(*place, &goodbye, sizeof goodbye.header + goodbye.header.length);
     }
@@ -779,7 +777,7 @@ std::string Acceptor::hello(Handshake& shake) {
   const LinkId replaces = linkIdOf(peer.replaces);
   if (replaces != LinkId{}) {
     auto old = endpoint_.findLink(replaces);
-    // Only who holds the old link's key may end it.
+    // Only the holder of the old link's key may end it.
     if (old && old->peer().key_name == setup.peer.key_name) {
       old->fail("its peer has connected anew");
       shake.replaced = std::move(old);

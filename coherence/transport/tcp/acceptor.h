@@ -19,7 +19,7 @@ namespace olpager::transport {
 class EndpointCore;
 Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address,
                                                AcceptFn accept, RoutesPtr routes);
-/// Of what comes over `socket`.
+/// Accepts the connections that come over `socket`.
 Result<std::unique_ptr<Listener>> makeAcceptorBehind(EndpointCore& endpoint, base::UniqueFd socket,
                                                      AcceptFn accept);
 

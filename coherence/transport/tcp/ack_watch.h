@@ -1,6 +1,6 @@
-// Whether the host at the other end of a connection still acknowledges. TCP_USER_TIMEOUT would tell
-// as well, but it also ends a connection whose peer acknowledges and takes nothing: a program that
-// is stopped while its window is full.
+// Detects a host at the other end of a connection that no longer acknowledges. TCP_USER_TIMEOUT
+// would tell as well, but it also ends a connection whose peer acknowledges and takes nothing: a
+// program that is stopped while its window is full.
 //
 // Thread-safety: none; the owner's lock.
 #pragma once

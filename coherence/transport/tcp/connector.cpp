@@ -57,8 +57,8 @@ class Dialogue {
                               patience_.until())) {
         return Error{"the handshake was not finished in time"};
       }
-      // Who refuses before it has looked at the key says why in the clear, maybe before it was
-      // asked, and ends the connection.
+      // A listener that refuses before it has looked at the key says why in the clear, maybe before
+      // it was asked, and ends the connection.
       if (first && (refused() || speaksHttp())) return expect(wire::Frame::kReady, nullptr, 0);
       if (failed) {
         *lasts_ = session.value()->refused();
@@ -125,7 +125,7 @@ class Dialogue {
       if (moved > 0) {
         done += static_cast<size_t>(moved);
       } else if (moved != -EAGAIN) {
-        // Who answered and went away before all was said to him.
+        // The peer answered and went away before all was said to him.
         if (!stream_.encrypted() && events == POLLOUT) {
           if (speaksHttp()) return no(kHttpServer);
           if (refused()) return expect(wire::Frame::kReady, nullptr, 0);
@@ -183,13 +183,12 @@ Result<Stream> openLane(const SocketAddress& address, const Options& options,
   return std::move(dialogue.stream());
 }
 
-// What to ask a peer for.
+// The request to a peer.
 struct Wish {
   Kinds kinds;
   std::string without;  // why some kinds are no longer among them
-  // What the peer chose and can't be had from here: of one host are also containers with file
-  // systems of their own, which don't have the socket of shared memory; a card may have no way to
-  // the peer's.
+  // The peer's choice that can't be had from here: containers of one host may have file systems of
+  // their own, without the socket of shared memory; a card may have no way to the peer's.
   std::optional<LinkKind> lacking;
   bool lasts = false;  // ConnectOptions::lasts
 };
@@ -216,7 +215,7 @@ Result<Rails> connectRails(const EndpointCore& endpoint, const LinkSetup& setup,
         at_connection ? withPort(address, there.port) : addressFrom(there.address, there.port);
     auto pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain,
                                                      setup.options.dead_ms, setup.peer.tls, i);
-    // Where one comes to nothing there has to be time for the others.
+    // If one comes to nothing there has to be time for the others.
     const Status status = there.port == 0
                               ? Status(Error{"the peer has no card there"})
                               : pairs->connect(from, to, secrets, setup.id,
@@ -330,7 +329,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   Rails rails;
   uint32_t connected = 0;
   if (*kind == LinkKind::kVerbs) {
-    // Where it comes to nothing there has to be time for another way.
+    // If it comes to nothing there has to be time for another way.
     const bool only = kinds == Kinds{LinkKind::kVerbs};
     auto made = connectRails(endpoint, setup, address, local, secrets.value(),
                              only ? patience : patience.half());

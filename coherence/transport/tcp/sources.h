@@ -1,7 +1,7 @@
-// Where connections come from, and what share of the handshakes each place has: one that opens them
-// without end shuts itself out before others. All who come from one address share its share, but
-// those whose greeting has the tag of a key (greetingTag()) have one for themselves: who does not
-// know the key takes nothing of theirs.
+// The sources of connections, and each one's share of the handshakes: a source that opens them
+// without end shuts itself out before others. All connections from one address share its share, but
+// those whose greeting has the tag of a key (greetingTag()) have one for themselves: a stranger
+// without the key takes nothing of theirs.
 //
 // Memory: one entry for each place that has a handshake under way or has begun one in this second;
 // both are bounded by Limits. Thread-safety: none; the acceptor's thread.

@@ -32,7 +32,7 @@ ssize_t Stream::read(const iovec* parts, size_t count) {
 
 ssize_t Stream::write(const iovec* parts, size_t count) {
   const ssize_t put = writeNow(parts, count);
-  // The system tells it once: who reads then would find the end of the stream. EPIPE and EPROTO say
+  // The system tells it once: a later read would find the end of the stream. EPIPE and EPROTO say
   // only that there was an end.
   if (put < 0 && put != -EAGAIN && put != -EPIPE && put != -EPROTO) {
     std::atomic_ref(write_error_).store(static_cast<int>(-put));

@@ -20,7 +20,7 @@ class Stream {
   int fd() const { return fd_.get(); }
   bool encrypted() const { return tls_ != nullptr; }
   TlsSession* tls() const { return tls_.get(); }
-  /// What follows is in the clear, in both directions.
+  /// The bytes that follow are in the clear, in both directions.
   void endTls() { tls_.reset(); }
   void startTls(std::unique_ptr<TlsSession> tls) { tls_ = std::move(tls); }
   void close() {
@@ -30,7 +30,7 @@ class Stream {
   base::UniqueFd takeFd() { return std::move(fd_); }
 
   /// Bytes moved (maybe fewer than asked for), 0 at the end of the stream, or a negative errno
-  /// (-EAGAIN: not now). Reading tells as well what a write has failed with.
+  /// (-EAGAIN: not now). Reading reports failed writes as well.
   ssize_t read(const iovec* parts, size_t count);
   ssize_t write(const iovec* parts, size_t count);
   /// "connection reset by peer", for a negative result of the above.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kControlBuffer = 64 << 10;
 constexpr size_t kLaneBudget = 256 << 10;  // moved in one go before others get their turn
-// Where bytes go that are for nobody: the longest slice fits a frame's parts.
+// Room for bytes that are for nobody: the longest slice fits a frame's parts.
 constexpr size_t kScratch = wire::kMaxSlice / kMaxLocalRanges;
 
 }  // namespace
@@ -127,8 +127,8 @@ void TcpLink::start(bool announce) {
     setup_.queue->push(std::move(up));
   }
   for (auto& lane : lanes_) {
-    // The program has heard of the link and may be sending already; who ends it may have closed
-    // some connections.
+    // The program has heard of the link and may be sending already; the thread that ends it may
+    // have closed some connections.
     std::lock_guard sending(lane->sending);
     if (lane->stream.fd() < 0) continue;
     lane->source = std::make_shared<LaneSource>(
@@ -152,8 +152,8 @@ uint32_t TcpLink::sliceBytes(bool /*write*/, Class klass, uint64_t length,
                              uint64_t under_way) const {
   const auto lanes = static_cast<uint32_t>(lanes_.size());
   // All lanes together carry at most one slice of what is not urgent; urgent operations use all
-  // lanes at once. Where all lanes are busy with others of their class for a while, that makes none
-  // of them faster, and each slice has its price.
+  // lanes at once. If all lanes are busy with others of their class for a while, that makes none of
+  // them faster, and each slice has its price.
   uint64_t bytes = setup_.options.slice_bytes / lanes;
   if (klass <= Class::kDemand) {
     const bool all_busy = under_way >= uint64_t{setup_.options.slice_bytes} * lanes;
@@ -276,7 +276,7 @@ void TcpLink::append(const void* bytes, size_t length) {
   unread_.grow(length);
 }
 
-// Under control_out_. What the socket does not take now goes out when it is writable. An error
+// Under control_out_. Bytes that the socket does not take now go out when it is writable. An error
 // shows when reading.
 void TcpLink::flushControl() {
   bool blocked = false;
@@ -471,9 +471,9 @@ std::string TcpLink::standstill(int64_t now_ms, bool late) {
 }
 
 // A peer that answers pings but leaves a frame half sent would hold on to the memory that it goes
-// to. A byte is progress: however slow a network is, it is not the clock that ends a transfer. Who
-// sends bytes apart on purpose holds memory that was granted to him; whose it is decides how long
-// (memserver/server/service.h: kEndMs).
+// to. A byte is progress: however slow a network is, it is not the clock that ends a transfer. A
+// peer that sends bytes apart on purpose holds memory that was granted to him; whose it is decides
+// how long (memserver/server/service.h: kEndMs).
 std::string TcpLink::halfSent(int64_t now_ms, bool late) {
   for (auto& lane : lanes_) {
     int64_t moved = lane->moved_ms.load(std::memory_order_relaxed);
@@ -657,7 +657,7 @@ void TcpLink::stop(bool tell) {
       raw->closed = true;
       raw->out_pin.reset();
       raw->target.reset();
-      // What was not sent yet is not sent any more.
+      // Unsent bytes are dropped.
       const linger now{1, 0};
       setsockopt(raw->stream.fd(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
       raw->stream.close();

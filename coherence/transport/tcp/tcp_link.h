@@ -3,8 +3,8 @@
 //
 // Reads: a kPull for each slice goes out on the first connection; the answer comes as kData on
 // whichever lane is free at the peer. Writes: slices wait in egress_ and go out as kPush on
-// whichever lane is free here; a kAck comes back on the first connection. What the peer asks for
-// waits in the same egress_.
+// whichever lane is free here; a kAck comes back on the first connection. Data that the peer asks
+// for waits in the same egress_.
 //
 // Threads: each connection is watched by one reactor, which alone receives on a lane. The first
 // connection is read by its reactor or by a thread that waits in the queue, under control_in_. Any
@@ -46,7 +46,7 @@ class TcpLink : public LinkCore {
   virtual void begin() {}
   /// The link can be heard from now on: what arrives elsewhere than here is to be taken.
   virtual void listen() {}
-  /// Whether messages take the first connection: who waits for one receives on it.
+  /// True if messages take the first connection: a thread that waits for one receives on it.
   virtual bool messagesByControl() const { return true; }
   /// Moves a slice by itself, or keeps it for later; false: it is for the lanes.
   virtual bool take(const Slice& /*slice*/) { return false; }
@@ -65,7 +65,7 @@ class TcpLink : public LinkCore {
   /// are.
   template <typename Each>
   size_t takeFrames(std::span<const std::byte> bytes, std::string& broken, Each&& each) const;
-  /// `wait`: also while another thread is at it, so that what has arrived has been looked at.
+  /// `wait`: also while another thread is at it, so that all arrived bytes have been looked at.
   void readControl(bool wait = false);
   void oneStopped();
   /// Messages take the first connection from now on; the link has started.

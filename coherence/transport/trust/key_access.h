@@ -1,4 +1,4 @@
-// Whose key files are used, and where they are looked for. Pure functions.
+// Finding and checking key files. Pure functions.
 #pragma once
 
 #include <sys/types.h>
@@ -9,7 +9,7 @@
 
 namespace olpager::transport {
 
-/// Where a key is looked for, in this order, for messages.
+/// The places where a key is looked for, in this order, for messages.
 inline constexpr const char* kProgramKeyPlaces =
     "--key, OL_KEY, key in ~/.config/olpager/olpager.toml or /etc/olpager/olpager.toml, "
     "$CREDENTIALS_DIRECTORY/olpager.key";
@@ -18,9 +18,9 @@ inline constexpr const char* kDaemonKeyPlaces =
     "$CREDENTIALS_DIRECTORY/olmemserver.key "
     "or olgpunode.key";
 
-/// Whether a key file of this mode and owner may be used by the user `self`. It has to be that
-/// user's or root's, and nobody else may read or change it; but of root's file the group may read
-/// it: so are Kubernetes' secrets and systemd's credentials. `path` is for the Error.
+/// Ok if the user `self` may use a key file of this mode and owner. The owner has to be that user
+/// or root, and nobody else may read or change the file; root's file may be readable for the group:
+/// so are Kubernetes' secrets and systemd's credentials. `path` is for the Error.
 Status checkKeyAccess(mode_t mode, uid_t owner, uid_t self, const std::string& path);
 
 }  // namespace olpager::transport

@@ -123,8 +123,8 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   if (!file || fstat(file.get(), &about) != 0)
     return Error{base::format("key file {}: {}", path, std::strerror(errno))};
   if (!S_ISREG(about.st_mode)) return Error{base::format("key file {}: not a regular file", path)};
-  // Before it is read: what it says is another's. Its mode is looked at only of what is a key file:
-  // nobody is to be told to change that of another file.
+  // Before it is read: what it says is another's. The mode is looked at only of a key file: nobody
+  // is to be told to change that of another file.
   if (auto status = checkKeyAccess(about.st_mode & ~mode_t{077}, about.st_uid, geteuid(), path);
       !status.ok())
     return status.error();

@@ -18,7 +18,7 @@ struct NamedKey {
 };
 
 /// A greeting shows by it, before any proof, that its sender has the key, or has seen a greeting by
-/// it: others take no place of those who do. It is no proof: it is the same each time.
+/// it: others take no place of those who do. The tag is no proof: it is the same each time.
 std::string greetingTag(const Secret& key);
 
 class KeyRing {

@@ -31,8 +31,8 @@ std::string lastError() {
   return text == nullptr ? base::format("error {:x}", code) : text;
 }
 
-// What a key that does not fit comes out as: with TLS 1.3 at who accepts, and as that one's alert
-// at who connects.
+// The text of a wrong key's failure: with TLS 1.3 at the acceptor, and as the acceptor's alert at
+// the connector.
 std::string handshakeError() {
   const unsigned long code = ERR_peek_last_error();
   std::string text = lastError();
@@ -108,8 +108,8 @@ struct TlsSession::Callbacks {
     const std::string name(reinterpret_cast<const char*>(identity), length);
     auto key = self->find_(name);
     if (!key) {
-      // It goes on with a key that nobody has, and fails as with a wrong one: a stranger does not
-      // learn which names there are.
+      // The handshake goes on with a key that nobody has, and fails as with a wrong one: a stranger
+      // does not learn which names there are.
       self->error_ = "no key of the name that the peer gives";
       randomBytes(key.emplace());
     }

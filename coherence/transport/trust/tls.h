@@ -44,10 +44,10 @@ class TlsSession {
   /// first step only speaks, so that its caller can look at what arrives: it may be no TLS.
   /// kRefused: the gate did; nothing has been said to the client.
   Step handshake();
-  /// Of the client, once the handshake is done.
+  /// The client's, once the handshake is done.
   const std::string& identity() const { return identity_; }
-  /// It failed, and the other end has said so, or does not speak this protocol. A network that
-  /// failed is none of these.
+  /// True if the handshake failed, and the other end has said so, or does not speak this protocol.
+  /// A network that failed is none of these.
   bool refused() const {
     std::lock_guard lock(mutex_);
     return refused_;

@@ -32,8 +32,9 @@ Opened open() {
 #define OL_FIND(name) find(all.name, #name);
   if (!openLibrary("libibverbs.so.1")) return opened;
   OL_VERBS(OL_FIND)
-  // What stands before the library (LD_PRELOAD) has it first: tests give software RDMA, which has
-  // none, one for memfds. Another copy of the library, which the program may have, is not meant.
+  // A function that stands before the library (LD_PRELOAD) is taken: tests give software RDMA,
+  // which has none, one for memfds. Another copy of the library, which the program may have, is not
+  // meant.
   void* by = dlsym(RTLD_DEFAULT, "ibv_reg_dmabuf_mr");
   Dl_info of{};
   if (by == nullptr || dladdr(by, &of) == 0 || std::strstr(of.dli_fname, "libibverbs") != nullptr)

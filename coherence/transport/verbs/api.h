@@ -1,8 +1,8 @@
-// libibverbs and librdmacm, opened when the first link may want a card: who links this library
-// needs neither of them.
+// libibverbs and librdmacm, opened when the first link may want a card: programs that link this
+// library need neither of them.
 //
-// What their headers define inline (polling, posting, arming) needs no symbol; all else goes by
-// this table.
+// Functions that their headers define inline (polling, posting, arming) need no symbol; all others
+// go by this table.
 #pragma once
 
 #include <infiniband/verbs.h>

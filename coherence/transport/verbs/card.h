@@ -52,7 +52,7 @@ class CardDomain final : public ProtectionDomain {
 /// The domain's part of the card; of one that is within another, where windows say who reaches
 /// what, the other's.
 Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv_context* card);
-/// Whether a card of this host has this address (the port in it does not count); "" or why not.
+/// Empty if a card of this host has this address (the port in it does not count), else why not.
 std::string whyNoCardAt(const SocketAddress& local);
 
 }  // namespace olpager::transport::verbs

@@ -114,7 +114,7 @@ Status MessagePair::open(rdma_cm_id* id) {
   noteOwnDescriptor(events_->fd);
   fcntl(events_->fd, F_SETFL, fcntl(events_->fd, F_GETFL) | O_NONBLOCK);
   sent_ = api_.ibv_create_cq(id->verbs, kPieces, nullptr, events_, 0);
-  // Whatever is in the pool may arrive here.
+  // All that the pool has room for may arrive here.
   arrived_ = api_.ibv_create_cq(id->verbs, kPoolPieces + 1, nullptr, events_, 0);
   if (sent_ == nullptr || arrived_ == nullptr) return failed("no completion queue");
   if (ibv_req_notify_cq(arrived_, 0) != 0) return failed("no events of the completion queue");
@@ -249,7 +249,8 @@ int MessagePair::take(const std::function<void(std::span<const std::byte>)>& eac
 }
 
 bool MessagePair::arm() {
-  // A ring comes once for each time that it was asked for. What can bring nothing is not called.
+  // A ring comes once for each time that it was asked for. A queue that can bring nothing is not
+  // called.
   ibv_cq* of = nullptr;
   void* context = nullptr;
   while ((sent_armed_.load() || arrived_armed_.load()) &&

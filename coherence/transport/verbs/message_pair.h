@@ -1,11 +1,11 @@
 // The queue pair that a link's messages take, beside those of its classes: SEND, in pieces, each
-// answered by the peer's card alone. What is sent is a stream of frames (core/wire.h), cut
+// answered by the peer's card alone. The bytes sent are a stream of frames (core/wire.h), cut
 // anywhere.
 //
-// What arrives lands in pieces of a pool that all links over a card share (a shared receive queue),
-// is copied out at once, and the piece is given back: a link that is silent holds nothing. A sender
-// for which there is no piece is told so by the card and tries again; that is how a peer that is
-// stopped keeps its senders waiting, as a full window does over TCP.
+// Bytes that arrive land in pieces of a pool that all links over a card share (a shared receive
+// queue), are copied out at once, and the piece is given back: a link that is silent holds nothing.
+// A sender for which there is no piece is told so by the card and tries again; that is how a peer
+// that is stopped keeps its senders waiting, as a full window does over TCP.
 //
 // The pool has a protection domain of its own: no key of the program's memory is in it, and none of
 // its own is ever told to anybody.
@@ -48,7 +48,7 @@ class Pieces {
   ibv_mr* region_ = nullptr;
 };
 
-/// Where messages arrive on a card, of all links.
+/// The receive buffers of a card, shared by all links over it.
 class MessagePool {
  public:
   /// The one of this card, made by the first link, gone with the last.
@@ -84,28 +84,29 @@ class MessagePair {
   MessagePair& operator=(const MessagePair&) = delete;
 
   int fd() const { return events_->fd; }
-  /// Connected: what could not be said before.
+  /// Connected: sends the messages that had to wait.
   void settle();
-  /// Nothing arrives any more, and what nobody took goes back to the pool. Then the id ends the
-  /// queue pair, and this can go.
+  /// Nothing arrives any more, and unread pieces go back to the pool. Then the id ends the queue
+  /// pair, and this can go.
   void end();
 
   /// Sends as many of these bytes as free pieces hold: `done`. Fewer than all: fd() is rung when a
   /// piece is free again. False: one was lost, or the card takes no more; so it stays, and `done`
   /// bytes are with those that unsure() tells of.
   bool post(std::span<const std::byte> bytes, size_t& done);
-  /// Whether the peer's card has all that was posted; also when it never will.
+  /// True once the peer's card has all that was posted; also when it never will.
   bool reap();
-  /// What was posted and is not known to have arrived, of a pair that is to end.
+  /// Bytes posted that may not have arrived, of a pair that is to end.
   struct Unsure {
     uint64_t from = 0;  // bytes before it, in all
     std::vector<std::byte> bytes;
   };
   Unsure unsure();
 
-  /// Hands out what has arrived, in order. How many pieces, or -1 and why the queue pair is lost.
+  /// Hands out the messages that have arrived, in order. How many pieces, or -1 and why the queue
+  /// pair is lost.
   int take(const std::function<void(std::span<const std::byte>)>& each, std::string& why);
-  /// Rings fd() for what arrives from here on; what is there already does not ring.
+  /// Rings fd() for later arrivals; earlier ones do not ring.
   bool arm();
 
  private:

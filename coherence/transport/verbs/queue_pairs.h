@@ -20,7 +20,8 @@
 
 namespace olpager::transport::verbs {
 
-/// What a connection request carries: whose queue pair it is. Of what librdmacm has room for, all.
+/// The payload of a connection request: the owner of the queue pair. librdmacm has no room for
+/// more.
 struct Ticket {
   uint8_t link_id[16] = {};
   uint32_t which = 0;  // a Class, or kMessages
@@ -63,11 +64,10 @@ class QueuePairs {
   /// The acceptor's: one more is connected; whether all of them are.
   void established() { ++established_; }
   bool complete() const { return established_ == count_; }
-  /// Whether this one is still to be connected.
+  /// True if this one is still to be connected.
   bool lacks(uint32_t which) const { return which < count_ && ids_[which] == nullptr; }
   bool owns(const rdma_cm_id* id) const;
-  /// Takes what the listener has accepted away from the listener's event channel. All of them are
-  /// connected.
+  /// Takes accepted pairs away from the listener's event channel. All of them are connected.
   Status settle();
 
   ibv_qp* of(Class klass) const { return ids_[index(klass)]->qp; }
@@ -84,7 +84,7 @@ class QueuePairs {
   /// The card's port has no connection now, or the card does not say. One call into the driver.
   bool portIsDown() const;
   const char* cardName() const { return card_->get()->context->device->name; }
-  /// Of the card, which the queue pairs use.
+  /// The port of the card that the queue pairs use.
   uint8_t port() const { return ids_[0]->port_num; }
   const Sizes& sizes() const { return sizes_; }
   /// No peer's transfer and none of this side's begins any more.
@@ -115,7 +115,7 @@ class QueuePairs {
   uint8_t reads_ = 1;  // that a queue pair has under way, either way
 };
 
-/// Where an acceptor's peers connect their queue pairs.
+/// Accepts the connections of peers' queue pairs.
 class QueuePairListener {
  public:
   /// At the address, and any port.
@@ -134,7 +134,7 @@ class QueuePairListener {
   };
   /// False: there is none.
   bool next(Event& event);
-  /// Of a request that nobody has accepted.
+  /// Refuses a request that nobody has accepted.
   void refuse(rdma_cm_id* id);
   const Api& api() const { return api_; }
 

@@ -14,7 +14,7 @@ namespace {
 // In a request's number, beside its class: the last of a list.
 constexpr uint64_t kLast = 1 << 8;
 
-// Whether a failed request says something of memory, which would be so on any card.
+// True if a failed request is about memory, which would be so on any card.
 bool isOfMemory(ibv_wc_status status) {
   return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR ||
          status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR ||
@@ -180,7 +180,7 @@ bool VerbsLink::postMessages(MessagePair& pair) {
   messages_.erase(messages_.begin(), messages_.begin() + static_cast<ptrdiff_t>(put));
   messagesWent(put);
   messages_wait_.store(!messages_.empty());
-  // Whoever keeps the queue pair may be away when it rings that there is room.
+  // The thread that keeps the queue pair may be away when it rings that there is room.
   if (good && !messages_.empty() && !std::exchange(pumping_, true)) {
     home().every(1, [weak = weak_from_this()] {
       const auto self = std::static_pointer_cast<VerbsLink>(weak.lock());
@@ -225,7 +225,7 @@ bool VerbsLink::armMessages() {
   return false;
 }
 
-// Whether there were any. `why`: what the card says, `broke`: what rule the peer broke.
+// True if there were any. `why`: what the card says, `broke`: what rule the peer broke.
 bool VerbsLink::takeMessages(std::string& why, std::string& broke) {
   std::vector<Completion> completions;  // go after the locks
   std::shared_lock posting(posting_);
@@ -305,8 +305,8 @@ void VerbsLink::setAside(Rail& rail, const std::string& why) {
   });
 }
 
-// On the home reactor. Where other rails are up, one without a connection is not waited for until
-// its transfers fail. One that comes back at once stays: nothing would bring it back later.
+// On the home reactor. If other rails are up, one without a connection is not waited for until its
+// transfers fail. One that comes back at once stays: nothing would bring it back later.
 void VerbsLink::lookAtPorts(int64_t now_ms) {
   constexpr int64_t kLookMs = 250, kDownMs = 1000;
   if (rails_up_.load() < 2 || now_ms - ports_looked_at_ms_ < kLookMs) return;
@@ -445,7 +445,7 @@ void VerbsLink::dropOpenings(Rail& rail) {
   }
 }
 
-// What the peer has not taken goes by the first connection, and so do all messages from now on.
+// Bytes that the peer has not taken go by the first connection, and so do all messages from now on.
 bool VerbsLink::resumeMessages(uint64_t peer_took) {
   std::lock_guard lock(messages_out_);
   auto& bytes = unsure_.bytes;
@@ -627,7 +627,7 @@ void VerbsLink::completionEvents(Rail& rail) {
   drain(rail);
 }
 
-// On the home reactor. Of a rail that is not up any more only what went well counts.
+// On the home reactor. On a rail that is not up any more only successes count.
 void VerbsLink::drain(Rail& rail) {
   std::vector<Slice> waited;
   std::string why;
@@ -826,7 +826,7 @@ void VerbsLink::refuseReach(const Rail& rail, uint64_t key, Outcome outcome) {
   transmit(answer, {}, {});
 }
 
-// The memory may have been taken back by who could not know yet that it has to be told.
+// The memory may have been taken back by an owner that could not know yet that it has to be told.
 void VerbsLink::tellReach(const Rail& rail, uint64_t key, const wire::Reach& reach) {
   wire::Header answer;
   answer.frame = wire::Frame::kReached;
@@ -914,7 +914,7 @@ void VerbsLink::cutOff(const std::string& why) {
 
 // ---- the end
 
-// What was sent arrives before the peer hears of the end, if it takes it at all.
+// Messages sent arrive before the peer hears of the end, if it takes them at all.
 void VerbsLink::stop(bool tell) {
   constexpr int64_t kLastMs = 100;
   if (messagesSent()) {

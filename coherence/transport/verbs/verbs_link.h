@@ -1,7 +1,7 @@
 // A link whose bytes are moved by network cards, one-sided: neither the peer's processors nor its
-// program take part. It is a tcp link otherwise: signs of life and keys go by its first connection,
-// and what a card can't reach (memory that can't be pinned, on either side) goes by its lane, told
-// once for each region and counted (LinkStats::bounced_bytes).
+// program take part. Otherwise it is a tcp link: signs of life and keys go by its first connection,
+// and bytes that a card can't reach (memory that can't be pinned, on either side) go by its lane,
+// told once for each region and counted (LinkStats::bounced_bytes).
 //
 // Messages, and the room for them, have a queue pair of their own (message_pair.h) where nothing is
 // encrypted; else they go by the first connection, which is. A thread that waits in the queue takes
@@ -18,16 +18,16 @@
 //   up
 //   failing  setAside(), any thread: a queue pair has failed, or the peer has ended the rail.
 //            Nothing new is posted.
-//   ended    endRail(): the queue pairs are destroyed, and the peer is told (kRailEnded). What was
-//            under way is kept as it is: its memory is the transport's until the rail is over.
-//   over     overRail(): the peer has ended its queue pairs, too. What was on its way can land no
-//            more, on either side: what was under way is repeated on other rails.
+//   ended    endRail(): the queue pairs are destroyed, and the peer is told (kRailEnded). Transfers
+//            that were under way are kept: their memory is the transport's until the rail is over.
+//   over     overRail(): the peer has ended its queue pairs, too. No transfer can land any more, on
+//            either side: what was under way is repeated on other rails.
 // The last rail that is up is not set aside: its failure is the link's. The rail that messages take
 // (the first) ends for them in the same steps: what the peer has not taken of them, and all others,
 // go by the first connection from when the rail is over.
 //
-// What is lent of memory that the card knows (lendMemory) is opened by windows (windows.h): the
-// peer is answered when the queue pair of each class has its own.
+// Lent memory that the card knows (lendMemory) is opened by windows (windows.h): the peer is
+// answered when the queue pair of each class has its own.
 //
 // The peer's key is asked for once (core/peer_keys.h). A region whose key was given away is taken
 // from the card when it ends, the peer is told (kUnmap), and asks the owner from then on; a
@@ -37,9 +37,9 @@
 // says that it is stopped. From then on no card touches memory on the link's behalf. Before that
 // the messages that were sent have a moment to arrive.
 //
-// Locks: posting_ is held shared by who uses a rail's queue pairs, and alone to take them away. In
-// this order: starting_ -> control_in_ -> posting_ -> messages_in_ -> messages_out_ ->
-// Queue::mutex -> (LinkCore::mutex_ | PeerKeys' | RegionEntry::registering | the queue's).
+// Locks: posting_ is held shared by users of a rail's queue pairs, and alone to take them away. In
+// this order: starting_ -> control_in_ -> posting_ -> messages_in_ -> messages_out_ -> Queue::mutex
+// -> (LinkCore::mutex_ | PeerKeys' | RegionEntry::registering | the queue's).
 #pragma once
 
 #include <deque>
@@ -62,7 +62,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
 
  private:
   using Keys = PeerKeys<Slice, wire::Reach>;
-  /// Of a window that is being opened.
+  /// The opening of one window.
   struct Opening {
     Opening(Pin of, const Window& by, uint64_t named, const wire::Reach& told)
         : pin(std::move(of)), window(by), key(named), reach(told) {}
@@ -72,7 +72,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
     const wire::Reach reach;
     std::atomic<size_t> missing{kClasses};
   };
-  /// What a class has under way.
+  /// The slices of one class that are under way.
   struct Queue {
     struct Flight {
       Slice slice;

@@ -50,7 +50,7 @@ Result<std::unique_ptr<Registration>> Windows::make(const RegionEntry& entry) {
                                 std::strerror(error))};
     }
     window->made_[i] = made;
-    // What is bound has another key than what is made.
+    // A bound window has another key than a new one.
     window->rkeys_[i] = ibv_inc_rkey(made->rkey);
   }
   open_.insert(window.get());

@@ -1,7 +1,6 @@
-// Memory windows: what is lent of memory that a card knows already (lendMemory), opened for one
-// link's peer and nobody else. A window is of type 2B: one queue pair can use it, so that a link
-// has one for each class. Opening one is a work request of that queue pair; it is open when that is
-// done.
+// Memory windows: parts of memory that a card knows already, lent (lendMemory) to one link's peer
+// and nobody else. A window is of type 2B: one queue pair can use it, so that a link has one for
+// each class. Opening one is a work request of that queue pair; it is open when that is done.
 //
 // Windows end before the queue pairs that they are bound to.
 //
@@ -22,17 +21,17 @@ namespace olpager::transport::verbs {
 
 class Windows;
 
-/// What is lent of one region.
+/// The windows through which one region is lent.
 class Window final : public Registration {
  public:
   Window(std::shared_ptr<Windows> all, ibv_mr* of, const RegionEntry& entry)
       : all_(std::move(all)), of_(of), entry_(entry) {}
   ~Window() override;
   bool end() override;
-  /// True once: who asks first opens it.
+  /// True once: the first caller opens it.
   bool begin() { return !begun_.exchange(true); }
   uint32_t rkey(Class klass) const { return rkeys_[index(klass)]; }
-  /// What opens it in the class's queue pair.
+  /// The work request that opens it in the class's queue pair.
   ibv_send_wr opening(Class klass) const;
 
  private:
@@ -51,7 +50,7 @@ class Windows final : public ProtectionDomain, public std::enable_shared_from_th
   explicit Windows(std::shared_ptr<CardDomain> card) : card_(std::move(card)) {}
   Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) override;
   std::string whyNoDmaBufs() const override { return card_->whyNoDmaBufs(); }
-  /// Whether the region is lent by windows. The kernel opens none in memory that has a dma-buf
+  /// True if the region is lent by windows. The kernel opens none in memory that has a dma-buf
   /// instead of an address: a part of that is registered for itself.
   static bool lend(const RegionEntry& entry) {
     return entry.whole != nullptr && entry.base != nullptr;

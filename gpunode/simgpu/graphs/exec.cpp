@@ -73,7 +73,7 @@ auto shape(const CUDA_MEMSET_NODE_PARAMS& s) {
   return std::tie(s.pitch, s.elementSize, s.width, s.height);
 }
 
-// Of two copies or two memsets.
+// True for equal copies or memsets.
 bool same(const CaptureNode& a, const CaptureNode& b) {
   if (a.context != b.context) return false;
   if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&a.params))
@@ -117,8 +117,7 @@ CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<siz
   return CUDA_SUCCESS;
 }
 
-// What the driver looks at when a graph becomes executable. `culprit`: the node that an error is
-// about.
+// The checks when a graph becomes executable. `culprit`: the node that an error is about.
 CUresult lookAtMemsets(std::vector<ExecNode>& nodes, CUgraphNode* culprit) {
   for (ExecNode& node : nodes) {
     *culprit = node.origin;
@@ -131,7 +130,7 @@ CUresult lookAtMemsets(std::vector<ExecNode>& nodes, CUgraphNode* culprit) {
   return CUDA_SUCCESS;
 }
 
-// What a launch runs, and what it does to memory of graphs.
+// The operations of a launch, and its effect on memory of graphs.
 struct Run {
   std::vector<BoundOp> ops;
   std::vector<std::shared_ptr<GraphMemory>> memory;
@@ -156,8 +155,7 @@ void collect(const std::vector<ExecNode>& nodes, const std::vector<size_t>& orde
   }
 }
 
-// An event node, at this place in the stream. What it records or waits for is what the event means
-// when the graph is launched.
+// An event node, at this place in the stream. The event's meaning is that of the graph's launch.
 CUresult putEvent(const CaptureNode& node, Context& context, Stream& stream) {
   const auto event = Driver::get().events.find(std::get<EventNode>(node.params).event);
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -193,7 +191,7 @@ const KernelLaunch& launchOf(const CaptureNode& spec) {
       *std::get<std::shared_ptr<KernelLaunchBase>>(spec.params));
 }
 
-// Whether an instance's `have` can become `want`; looks at the memory of what changed.
+// Checks if an instance's `have` can become `want`; looks at the memory of what changed.
 UpdateResult compare(const std::vector<ExecNode>& have, std::vector<ExecNode>& want) {
   if (have.size() != want.size()) return {CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED};
   for (size_t i = 0; i < have.size(); ++i) {

@@ -1,10 +1,10 @@
 // Instances of graphs: a fixed order of nodes that can be launched again and again.
 //
 // A launch is one operation of its stream that runs the nodes one after the other in topological
-// order, which every schedule that the graph allows is equivalent to. Where nodes record events, or
-// wait for them, it is several, with the events between. What it runs is fixed at the call: later
-// updates change later launches. Launches of one instance follow one another, as the driver has it.
-// Thread-safety: all members from any thread; GraphExec::mutex is taken before
+// order, which every schedule that the graph allows is equivalent to. If nodes record events, or
+// wait for them, it is several, with the events between. The nodes that it runs are fixed at the
+// call: later updates change later launches. Launches of one instance follow one another, as the
+// driver has it. Thread-safety: all members from any thread; GraphExec::mutex is taken before
 // Context::submit_mutex and never with graphMutex() wanted afterwards.
 #pragma once
 
@@ -31,14 +31,14 @@ struct ExecNode {
   std::vector<size_t> child_order;
 };
 
-/// What came of an update.
+/// The result of an update.
 struct UpdateResult {
   CUgraphExecUpdateResult result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
   CUgraphNode node = nullptr;
   CUgraphNode from = nullptr;
 };
 
-/// Whether a node of an instance may become the other, of the same type, whose operands have just
+/// True if a node of an instance may become the other, of the same type, whose operands have just
 /// been looked at. A copy: where both are of one dimension and some bytes, and the operands are in
 /// the same kind of memory. A memset: likewise, but of more than one dimension where only the
 /// address and the value change; mapped and allocated device memory are one kind to it. Other nodes

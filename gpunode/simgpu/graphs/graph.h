@@ -36,9 +36,9 @@ class ChildGraph final : public KernelLaunchBase {
   const std::shared_ptr<Graph> graph;
 };
 
-/// Device memory of an allocation node (one that is captured with no address gets it there). Its
+/// Device memory of an allocation node (one that is captured with no address gets it there). The
 /// address is taken for as long as a graph or an instance has the node; launches allocate it, and
-/// frees of the program or of free nodes, of whichever graph, free it. What is allocated outlives
+/// frees of the program or of free nodes, of whichever graph, free it. Allocated memory outlives
 /// its graph.
 ///
 /// States, under a lock of its own (a leaf but for Memory's):
@@ -54,9 +54,9 @@ class GraphMemory {
 
   CUdeviceptr address() const { return address_; }
 
-  /// Whether a graph's allocation begins there, also one that is left.
+  /// True if a graph's allocation begins there, also one that is left.
   static bool isAt(CUdeviceptr address);
-  /// What the program's own free finds there.
+  /// The state in which the program's own free finds it.
   enum class Found : uint8_t {
     kOther,  // nothing of a graph's
     kIdle,   // nothing that could be freed
@@ -65,7 +65,7 @@ class GraphMemory {
   };
   /// `owner`: of what is freed, so that it stays until the stream has come to the free.
   static Found free(CUdeviceptr address, std::shared_ptr<GraphMemory>* owner);
-  /// What a node does to such memory.
+  /// A node's effect on such memory.
   struct Step {
     CUdeviceptr address;
     bool frees;
@@ -137,8 +137,8 @@ class Graph : public std::enable_shared_from_this<Graph> {
   /// circle.
   bool topologicalOrder(std::vector<size_t>* order) const;
   UserObjectReferences& userObjects() { return user_objects_; }
-  /// It became a node's of another graph, which it goes with: the program neither destroys nor
-  /// instantiates it, nor adds it again.
+  /// The graph became a node's of another graph, which it goes with: the program neither destroys
+  /// nor instantiates it, nor adds it again.
   bool moved() const { return moved_.load(); }
   void move() { moved_.store(true); }
 

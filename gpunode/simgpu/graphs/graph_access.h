@@ -1,4 +1,4 @@
-// What the graph functions share: handles to objects, parameter structs to nodes.
+// Helpers of the graph functions: handles to objects, parameter structs to nodes.
 #pragma once
 
 #include <cuda.h>

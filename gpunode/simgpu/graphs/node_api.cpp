@@ -14,7 +14,7 @@ using namespace olpager::simgpu;
 
 namespace {
 
-// Where a new node goes.
+// The place of a new node.
 struct Place {
   CUgraphNode* out;
   CUgraph graph;

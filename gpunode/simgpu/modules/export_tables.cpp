@@ -31,7 +31,7 @@ class TableHost final : public interpose::PrivateTableHost {
   CUcontext currentContext() override {
     const auto context = simgpu::currentContext();
     if (context == nullptr) return nullptr;
-    // Whoever asks for it may attach values to it, whose destructors its teardown has to run.
+    // The asker may attach values to it, whose destructors its teardown has to run.
     Registry::get().watch(*context);
     return context->handle();
   }

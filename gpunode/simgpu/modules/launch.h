@@ -1,8 +1,8 @@
 // Kernel launches: what one is made of, how a call is checked, how it runs.
 //
 // A KernelLaunch is complete when it is made: parameters are copied then, so the caller's memory is
-// free to change. It is immutable while an operation or a graph refers to it; changes make a new
-// one.
+// free to change. A launch is immutable while an operation or a graph refers to it; changes make a
+// new one.
 #pragma once
 
 #include <cuda.h>
@@ -30,7 +30,7 @@ class KernelLaunch final : public KernelLaunchBase {
   std::vector<void*> parameter_pointers;
 };
 
-/// What a launch function was called with.
+/// The arguments of a launch function.
 struct LaunchRequest {
   unsigned grid[3] = {};
   unsigned block[3] = {};

@@ -28,7 +28,7 @@ class LibraryKernel {
 
   /// The kernel in `context`; instantiates the library there.
   CUresult function(Context& context, std::shared_ptr<Function>* out);
-  /// What is set for it on `device`.
+  /// The settings for it on `device`.
   std::shared_ptr<FunctionSettings> settings(const Device& device);
 
  private:

@@ -301,7 +301,7 @@ CUresult setFunctionAttribute(const ptx::KernelInfo& info, FunctionSettings& set
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
-      // What the code itself requires can't be changed.
+      // Requirements of the code itself can't be changed.
       if (value < 0 || info.reqnctapercluster[0] != 0) return CUDA_ERROR_INVALID_VALUE;
       settings.cluster[static_cast<size_t>(attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH)] =
           value;

@@ -33,8 +33,8 @@ class Library;
 class LibraryKernel;
 class Linker;
 
-/// What cuFuncSetAttribute can change of a function, and cuKernelSetAttribute of a kernel on one
-/// device.
+/// Attributes that cuFuncSetAttribute can change of a function, and cuKernelSetAttribute of a
+/// kernel on one device.
 struct FunctionSettings {
   std::atomic<int> max_dynamic_shared{0};  // bytes
   std::atomic<int> carveout{-1};
@@ -143,9 +143,9 @@ CUresult resolveFunction(CUfunction handle, std::shared_ptr<Function>* out);
 /// Copies host bytes into device memory that is mapped for `device`. False when some of it is not.
 bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* bytes, size_t count);
 
-/// What the driver does before it loads or unloads code: waits for the kernels that run in
-/// `context`, as hardware was seen to. OL_SIM_CTXLOCK: drains `context` and holds its call lock as
-/// long as this lives. Hold no lock.
+/// The drain before the driver loads or unloads code: waits for the kernels that run in `context`,
+/// as hardware was seen to. OL_SIM_CTXLOCK: drains `context` and holds its call lock as long as
+/// this lives. Hold no lock.
 class ContextDrain {
  public:
   explicit ContextDrain(Context& context);

@@ -76,7 +76,7 @@ enum class OperandKind : std::uint8_t {
   kSink,
 };
 
-/// Where a symbol is found.
+/// The place of a symbol.
 struct SymbolRef {
   bool module = false;
   std::int32_t index = -1;  ///< in Ast::symbols or AstFunction::symbols; -1: none

@@ -7,8 +7,8 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-// Caching and scope say nothing here: there are no caches, and scopes are all the widest. (Of loads
-// .cs is kept: ops_memory.cpp.)
+// Caching and scope say nothing here: there are no caches, and scopes are all the widest. (For
+// loads .cs is kept: ops_memory.cpp.
 bool isHint(std::string_view m) {
   static constexpr std::string_view kHints[] = {
       "ca",          "cg",         "cs",          "lu",           "cv",

@@ -126,7 +126,7 @@ void FunctionDecoder::redux(Modifiers& mods) {
   op.r[5] = mask;
 }
 
-// Of doubles alone: 8 x 4 times 4 x 8.
+// Only doubles: 8 x 4 times 4 x 8.
 void FunctionDecoder::mma(Modifiers& mods) {
   if (!mods.take("sync") || !mods.take("aligned") || !mods.take("m8n8k4") || !mods.take("row") ||
       !mods.take("col")) {

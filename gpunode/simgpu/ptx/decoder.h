@@ -39,7 +39,7 @@ class ConstantPool {
   std::map<std::array<std::uint64_t, 3>, std::uint32_t> known_;
 };
 
-/// What all functions of a module share while they are decoded.
+/// State that all functions of a module share while they are decoded.
 struct DecodeContext {
   const Ast& ast;
   Program& program;
@@ -96,7 +96,7 @@ class FunctionDecoder {
   std::uint32_t sourceBytes(const Operand& op, std::uint32_t bytes, bool sign = false,
                             bool is_float = false);
   std::uint32_t predicateSource(const Operand& op, bool& negated);
-  /// Where a result of a type goes. If the register is wider, a temporary that finishResult()
+  /// The register for a result of a type. If the register is wider, a temporary that finishResult()
   /// copies over.
   std::uint32_t result(const Operand& op, Type type);
   void finishResult();
@@ -143,7 +143,7 @@ class FunctionDecoder {
   void copysign(Modifiers& mods);
   void testp(Modifiers& mods);
   void select(Modifiers& mods);
-  /// What setp and set have in common.
+  /// The common part of setp and set.
   struct Comparison {
     Compare compare = Compare::kEq;
     bool combined = false;

@@ -8,7 +8,7 @@
 
 namespace olpager::simgpu::ptx::PTX_ISA {
 
-/// `mode` for the life of the object, to nearest afterwards. Of the calling thread.
+/// `mode` for the life of the object, to nearest afterwards. The mode is the calling thread's.
 class HostRound {
  public:
   explicit HostRound(Round mode) : changed_(mode != Round::kNearest) {

@@ -1,4 +1,4 @@
-// What the decoder asks of the operation families: a function for each variant of an instruction,
+// The decoder's interface to the operation families: a function for each variant of an instruction,
 // null if there is none.
 //
 // Families in IsaOps are compiled once for each level of the CPU's vector instructions and chosen
@@ -320,7 +320,7 @@ OpFn copyBulkOp();
 enum class Stack : std::uint8_t { kAlloca, kSave, kRestore };
 OpFn stackOp(Stack kind, std::uint32_t bytes);
 
-/// What a video instruction does with each part of a word; packed into Op::imm.
+/// The operation of a video instruction on each part of a word; packed into Op::imm.
 enum class Video : std::uint8_t {
   kAdd,
   kSub,

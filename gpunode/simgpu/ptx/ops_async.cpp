@@ -14,7 +14,8 @@ namespace {
 constexpr std::uint64_t kCount = 0xFFFFF;
 constexpr std::uint64_t kBytes = 0x1FFFFF;
 
-/// A word's parts. It goes on to the next phase when it is stored with nothing left to expect.
+/// A word's parts. The word goes on to the next phase when it is stored with nothing left to
+/// expect.
 struct Phase {
   explicit Phase(std::uint64_t& where) : word(where) {}
   void arrive(std::uint64_t count) { pending -= std::min(pending, count); }

@@ -33,7 +33,7 @@ __attribute__((no_sanitize("thread"))) bool unitStride(const std::uint64_t* addr
   return difference == 0;
 }
 
-/// Where lanes' accesses go, remembering the last run.
+/// The targets of lanes' accesses; remembers the last run.
 template <Space kSpace>
 class Target {
  public:
@@ -94,9 +94,9 @@ class Target {
   std::byte* host_ = nullptr;
 };
 
-/// What is read once, in passing: so do the pager's page pass and scans for pointers, and may while
-/// others write. What they read of a page counts only where nobody used the page meanwhile, and
-/// what they find in memory in use is added to what is known, not believed alone
+/// Loads that read once, in passing: the pager's page pass and scans for pointers do, and may while
+/// others write. Such a read of a page counts only where nobody used the page meanwhile, and
+/// pointers found in memory in use are added to what is known, not believed alone
 /// (pager/reach/scanner.h). These reads are no business of ThreadSanitizer's.
 inline bool unseen(const Op& op) { return base::kThreadSanitizer && (op.flags & kOnce) != 0; }
 template <typename M>

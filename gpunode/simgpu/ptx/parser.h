@@ -31,7 +31,7 @@ struct RegisterRange {
 struct PendingLabel {
   std::string_view name;
   std::uint32_t line;
-  // Where the label's id goes: operand `operand` of instruction `index`, or entry `operand` of
+  // The place for the label's id: operand `operand` of instruction `index`, or entry `operand` of
   // target list `index`.
   bool in_list;
   std::size_t index;
@@ -120,8 +120,8 @@ class Parser {
     std::uint32_t alignment() const { return align != 0 ? align : typeSize(type) * vector; }
   };
 
-  /// What stands between the space and the name: `.align 8 .attribute(.managed) .v2 .f32 .ptr
-  /// .global`.
+  /// Parses the words between the space and the name:
+  /// `.align 8 .attribute(.managed) .v2 .f32 .ptr .global`.
   Declarator declaratorPrefix();
 
   void declaratorName(Declarator& d);

@@ -1,6 +1,6 @@
 // Device printf and assert. printf returns the number of its arguments, a width or precision of "*"
-// counted. They lie in a buffer in the thread's memory, each aligned to its size: int as 4 bytes,
-// long and pointers as 8, double as 8.
+// counted. The arguments lie in a buffer in the thread's memory, each aligned to its size: int as 4
+// bytes, long and pointers as 8, double as 8.
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -170,7 +170,7 @@ T argument(const Warp& w, const CallSite& site, std::size_t i, std::uint32_t lan
   return value;
 }
 
-// What a lane's failed assertion says, as native CUDA prints it.
+// The text of a lane's failed assertion, as native CUDA prints it.
 std::string assertionText(Warp& w, const CallSite& site, std::uint32_t lane) {
   Reader reader(w, lane);
   const std::string message = reader.text(argument<std::uint64_t>(w, site, 0, lane));

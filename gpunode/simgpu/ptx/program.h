@@ -20,7 +20,7 @@ namespace olpager::simgpu::ptx {
 struct Warp;
 struct Op;
 
-/// What the interpreter's loop does after an Op.
+/// The next step of the interpreter's loop after an Op.
 enum class Step : std::uint8_t {
   kNext,    ///< run the Op at Warp::pc
   kSwitch,  ///< the warp's current split is gone, waits or has used up its slice: choose another
@@ -72,7 +72,7 @@ struct CodeFunction {
   std::vector<ParamSlice> returns;
   std::vector<CallSite> calls;
   std::vector<std::vector<std::uint32_t>> branch_tables;
-  // What it uses itself, for the per-kernel sums.
+  // The function's own uses, for the per-kernel sums.
   std::vector<std::uint32_t> callees;
   std::vector<std::uint32_t> shared_symbols;
   bool calls_indirectly = false;
@@ -81,7 +81,7 @@ struct CodeFunction {
   bool uses_grid_workspace = false;
   bool uses_alloca = false;
   std::uint32_t max_live_words = 0;  ///< most 32-bit registers live at once
-  // Of an entry: what it and everything it can call needs.
+  // The needs of an entry and of everything that it can call.
   std::uint32_t static_shared_bytes = 0;
   std::uint32_t dynamic_shared_offset = 0;
   std::uint32_t stack_bytes = 0;  ///< of the deepest call path
@@ -101,7 +101,7 @@ struct Program {
   std::string name;
   int version = 0;
   int target = 0;
-  /// Whether addresses of its functions are taken. As on hardware these are places in a table that
+  /// True if addresses of its functions are taken. As on hardware these are places in a table that
   /// grows with the modules that are loaded and need it: neither chance nor other modules move
   /// them.
   bool takes_code_addresses = false;

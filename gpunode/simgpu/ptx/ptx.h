@@ -52,8 +52,8 @@ struct ParamInfo {
   std::uint32_t align = 1;
 };
 
-/// What the driver's cuFuncGetAttribute and occupancy functions ask about a kernel. Zero in a limit
-/// means: not given.
+/// The facts about a kernel for the driver's cuFuncGetAttribute and occupancy functions. Zero in a
+/// limit means: not given.
 struct KernelInfo {
   std::string name;
   std::vector<ParamInfo> params;
@@ -74,7 +74,7 @@ struct KernelInfo {
       false;  ///< reads %envreg1/%envreg2, as cooperative groups' grid sync does
 };
 
-/// Where an address constant is stored in a global's initial image.
+/// The place of an address constant in a global's initial image.
 struct Relocation {
   std::uint32_t offset = 0;  ///< in the global's image
   std::uint32_t size = 8;    ///< 8, or 4 / 1 for a slice of the address

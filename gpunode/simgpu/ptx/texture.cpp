@@ -118,8 +118,8 @@ bool fetch(const Texture& texture, const Position& texel, std::uint32_t layer,
   return true;
 }
 
-// A coordinate in texels. What is no number, or lies further out than any texture is large, stays
-// within what converts to an integer.
+// A coordinate in texels. A value that is no number, or lies further out than any texture is large,
+// stays within what converts to an integer.
 double texels(const Texture& texture, const TexturePoint& point, std::uint32_t d) {
   double x = static_cast<double>(std::bit_cast<float>(point.coordinate[d]));
   if (texture.normalized_coordinates) {

@@ -24,7 +24,8 @@ std::uint32_t texelTypeBytes(TexelType type);
 /// "a 2D" and the like, for messages.
 const char* shapeName(TextureShape shape);
 
-/// Where texels lie: texel (x, y, z) at base + z * slice_bytes + y * row_bytes + x * texelBytes().
+/// The layout of texels: texel (x, y, z) at base + z * slice_bytes + y * row_bytes + x *
+/// texelBytes().
 struct TexelGrid {
   TextureShape shape = TextureShape::kLinear;
   TexelType type = TexelType::kU8;
@@ -62,7 +63,8 @@ class TextureTable {
   virtual std::shared_ptr<const Surface> surface(std::uint64_t handle) = 0;
 };
 
-/// The objects that one worker has used during a launch. They stay as they are while it runs.
+/// The objects that one worker has used during a launch. The objects stay as they are while it
+/// runs.
 template <typename Object>
 class ObjectCache {
  public:

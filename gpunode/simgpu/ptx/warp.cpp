@@ -8,7 +8,7 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-// Of a thread's stack for each call, beside the local variables: return address and saved
+// Bytes of a thread's stack for each call, beside the local variables: return address and saved
 // registers.
 constexpr std::uint32_t kCallBytes = 32;
 

@@ -77,7 +77,7 @@ class OtherWorker {
     if (listener.ok()) listener_ = std::move(listener).value();
   }
 
-  // Of memory that can be read, of one link.
+  // The key of memory that can be read, of one link.
   transport::RemoteKey region(gpunode::Peer& peer) {
     if (of_ != &peer) {
       of_ = &peer;

@@ -1,6 +1,6 @@
 // Draws the arguments of a call from an input: handles that the worker knows by now, those that it
-// knew, and nonsense; sizes that fit and such that do not; addresses of its memory. What the
-// generated samples and those in worker_calls.cpp are written with.
+// knew, and nonsense; sizes that fit and such that do not; addresses of its memory. The generated
+// samples and those in worker_calls.cpp use it.
 #pragma once
 
 #include <cuda.h>
@@ -37,7 +37,7 @@ class Input {
   const uint8_t* end_;
 };
 
-/// What a client would know.
+/// The facts that a client would know.
 struct Known {
   std::map<gpunode::HandleKind, std::vector<uint64_t>> handles;  // the gone ones stay
   std::vector<uint64_t> addresses;                               // of device memory
@@ -162,7 +162,7 @@ class Sampler {
 };
 
 using Sample = void (*)(Sampler&);
-/// Of a symbol's generated encoder; null where there is none.
+/// The sample of a symbol's generated encoder; null where there is none.
 Sample sampleOf(size_t function);
 
 }  // namespace olpager::fuzz

@@ -1,6 +1,6 @@
 // For the targets of the transport: an endpoint that listens, and the means of a peer that breaks
-// every rule, from plain sockets up to a link whose frames it makes itself. What the endpoint does
-// with it is real: its threads, its checks, its limits.
+// every rule, from plain sockets up to a link whose frames it makes itself. The endpoint's side is
+// real: its threads, its checks, its limits.
 #pragma once
 
 #include <array>

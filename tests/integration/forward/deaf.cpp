@@ -1,8 +1,8 @@
-// A client that stops to take what its worker sends: deaf GPUNODE copies|prints. It gets a session,
-// says "ready", and when it is told to (a line of standard input) makes calls whose answers, and
-// what kernels print, are far more than a session keeps for a client; from there on it takes
-// nothing more. "deaf" when all calls are on their way. It stays until it is killed. Else what went
-// wrong, and status 1.
+// A client that stops to take what its worker sends: deaf GPUNODE copies|prints. The client gets a
+// session, says "ready", and when it is told to (a line of standard input) makes calls whose
+// answers, and kernels' prints, are far more than a session keeps for a client; from there on it
+// takes nothing more. "deaf" when all calls are on their way. The client stays until it is killed.
+// Else what went wrong, and status 1.
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,10 +1,10 @@
-// What the unified view stands on, with two gpunodes and without the program's side: it opens a
+// The ground of the unified view, with two gpunodes and without the program's side: this opens a
 // session with each, as two executors of one program, and is the home. "OK", or what differs, and
 // status 1.
 //
 // executors GPUNODE GPUNODE: a record means the same at every executor. Both get the same records,
-// byte for byte. What the records make has the same numbers at both, and the numbers do at both
-// what they should; memory has the same addresses.
+// byte for byte. Objects that the records make have the same numbers at both, and the numbers do at
+// both what they should; memory has the same addresses.
 //
 // executors GPUNODE GPUNODE pages SEED PAGES TURNS: memory of so many pages, all in all, is used at
 // both in turns, by copies and kernels, and freed and had anew; it holds what the CPU's copy of it
@@ -184,14 +184,14 @@ void run(const std::string& first, const std::string& second) {
   };
   executors.make("a kernel", kernel, api::Symbol::kCuModuleGetFunction,
                  [&](Writer& record) { find(record, "one"); });
-  // What is known keeps its number, whatever a later call offers.
+  // A known object keeps its number, whatever a later call offers.
   const auto again =
       executors.ask(api::Symbol::kCuModuleGetFunction, forward::kNames, [&](Writer& record) {
         record.value(forward::Names{next, 1});
         find(record, "one");
       });
   check(lastWord(again[0]) == kernel && lastWord(again[1]) == kernel, "a kernel has two numbers");
-  // What nobody has numbered ahead: each executor's own, and no two the same.
+  // Objects that nobody has numbered ahead: each executor's own, and no two the same.
   const auto unnamed = executors.ask(api::Symbol::kCuModuleGetFunction, 0,
                                      [&](Writer& record) { find(record, "other"); });
   for (unsigned i = 0; i < 2; ++i) {
@@ -224,7 +224,7 @@ void run(const std::string& first, const std::string& second) {
     check(lastWord(answer) == forward::primaryHandle(forward::kCommonSlot, 0),
           "the primary context has another number");
 
-  // What is gone is so at both.
+  // A destroyed object is gone at both.
   executors.tell(api::Symbol::kCuStreamDestroy_v2, [&](Writer& record) { record.value(stream); });
   executors.refuse(api::Symbol::kCuStreamQuery, CUDA_ERROR_INVALID_HANDLE,
                    [&](Writer& record) { record.value(stream); });
@@ -355,7 +355,7 @@ class Turns {
       });
     }
   }
-  /// What is there, read at `executor`.
+  /// Reads the bytes there, at `executor`.
   void read(unsigned executor, uint64_t base, uint64_t first, uint64_t pages) {
     forward::CopyHead head;
     head.device = base + first * kPageBytes;
@@ -397,7 +397,7 @@ class Turns {
   unsigned at() const { return at_; }
   uint64_t placed(unsigned executor) const { return home_->placed(executor); }
 
-  /// What is before in the stream is over.
+  /// Earlier work in the stream is over.
   void synchronize() {
     Writer record = both_[at_].begin(api::Symbol::kCuStreamSynchronize, true, forward::kMayWait);
     record.value(uint64_t{0});

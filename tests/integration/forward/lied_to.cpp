@@ -1,6 +1,6 @@
 // An ordinary program whose gpunode may lie: a module with two variables and a kernel of one small
-// argument, beside things that it never gives to CUDA. It says where its word is and, told to go
-// on, what each call returned and whether its word is as it was.
+// argument, beside things that it never gives to CUDA. The program says where its word is and, told
+// to go on, what each call returned and whether its word is as it was.
 #include <cuda.h>
 #include <dlfcn.h>
 

@@ -115,7 +115,7 @@ bool writeThatLies(Channel* channel, Parts parts, bool flush) {
   thread_local std::minstd_rand chance(seed);
   std::vector<std::byte> record;
   for (const auto part : parts) record.insert(record.end(), part.begin(), part.end());
-  // Whose answer it is stays: else the program waits.
+  // The answer's owner stays: else the program waits.
   constexpr size_t kFrom = 2 * sizeof(uint32_t);
   for (size_t at = kFrom; at < record.size(); ++at)
     if (chance() % every == 0) record[at] ^= std::byte{1} << chance() % 8;

@@ -1,5 +1,5 @@
 // A client of a gpunode that writes its records by itself: for tests of what a worker makes of
-// them. What goes wrong is thrown. Thread-safety: none.
+// them. Failures are thrown. Thread-safety: none.
 #pragma once
 
 #include <unistd.h>
@@ -110,7 +110,7 @@ class RawSession {
 
   /// Calls that nobody waited for and that have failed, as far as ask() has heard.
   unsigned failures() const { return failures_; }
-  /// Of the session, and how its worker is reached.
+  /// The session's key and number, and the way to its worker.
   const transport::Secret& key() const { return key_; }
   uint64_t session() const { return session_; }
   const std::string& gpunode() const { return gpunode_; }

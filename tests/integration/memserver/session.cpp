@@ -1,6 +1,6 @@
 // A session of a memserver that does what it is told on standard input, a command a line, and says
-// what came of it on standard output, a line each. What happens meanwhile is said as "event KIND
-// BYTES". For the tests of the daemon.
+// what came of it on standard output, a line each. Events meanwhile are said as "event KIND BYTES".
+// For the tests of the daemon.
 //
 //   lease BYTES | fill SEED | verify SEED | zero | hammer SEED | rest | release COUNT | behind
 //   BYTES | figures | quit

@@ -34,7 +34,7 @@ F* symbol(const char* name) {
 }
 #define CU(name) symbol<decltype(name)>(#name)
 
-// Where the driver under the interposer is.
+// The driver under the interposer.
 const char* fakeDriver() {
   const char* found = getenv("FAKE_DRIVER");
   return found != nullptr ? found : getenv("OL_DRIVER");
@@ -294,7 +294,7 @@ void threads() {
   for (std::thread& thread : all) thread.join();
 }
 
-// What a launch costs beyond the driver's, in nanoseconds: printed, and bounded loosely (the bound
+// The cost of a launch beyond the driver's, in nanoseconds: printed, and bounded loosely (the bound
 // is olbench's).
 void cost() {
   start();

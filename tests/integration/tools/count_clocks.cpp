@@ -16,7 +16,7 @@ namespace {
 std::atomic<uint64_t> g_first{0}, g_others{0};
 std::atomic<uintptr_t> g_begin{0}, g_end{0};
 
-// Where the library's code lies.
+// Finds the library's code.
 int look(dl_phdr_info* info, size_t /*size*/, void* /*none*/) {
   const size_t length = std::strlen(info->dlpi_name);
   constexpr char kName[] = "/libolpager.so";

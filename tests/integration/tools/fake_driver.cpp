@@ -1,5 +1,5 @@
-// Looks like a CUDA driver to whoever only loads it. Where FAKE_VRAM says how many bytes it has,
-// there is a device.
+// Looks like a CUDA driver to whoever only loads it. With FAKE_VRAM, the bytes that it has, there
+// is a device.
 #include <cuda.h>
 
 #include <cstdlib>

@@ -33,8 +33,8 @@ struct Runtime : TemporaryFolder {
     mine = &made.value()->head;
     return *mine;
   }
-  /// Of this folder alone: by itself olpagestat shows every program of the user, and there may be
-  /// others.
+  /// Runs on this folder alone: by itself olpagestat shows every program of the user, and there may
+  /// be others.
   Outcome olpagestat(std::vector<std::string> arguments) const {
     arguments.insert(arguments.begin(), {OLPAGESTAT, "--folder", folder});
     return runChild(arguments, {variable});
@@ -291,7 +291,7 @@ TEST_CASE("olpagestat looks where programs put their counters, or where it is to
   const auto found = pids(runChild({OLPAGESTAT, "--json"}, {here.variable}));
   CHECK(found.count(getpid()) == 1);
   CHECK(found.count(*there.begin()) == 0);
-  // Of several folders.
+  // Both folders at once.
   const auto both =
       pids(runChild({OLPAGESTAT, "--json", "--folder", here.folder, "--folder", elsewhere.folder}));
   CHECK(both == std::set<long>{getpid(), *there.begin()});

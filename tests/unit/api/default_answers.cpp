@@ -1,4 +1,4 @@
-// What stands behind the simulated GPU's defaults in the test: remembers the symbol; and one
+// The functions behind the simulated GPU's defaults in the test: remembers the symbol; and one
 // function of its own.
 #define __CUDA_API_VERSION_INTERNAL
 #include "interpose/api/driver_declarations.h"

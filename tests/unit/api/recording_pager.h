@@ -20,8 +20,8 @@ struct RecordedSource {
   bool operator==(const RecordedSource&) const = default;
 };
 
-/// What one call did, in order of `steps`: 'f' waited for host functions,
-/// 'e' entered, 'd' driver, 'l' left.
+/// The effects of one call, in order of `steps`: 'f' waited for host functions, 'e' entered, 'd'
+/// driver, 'l' left.
 struct Record {
   std::vector<RecordedRange> ranges;
   std::vector<RecordedSource> sources;
@@ -41,10 +41,10 @@ inline constexpr uint64_t kRootBytes = 64;
 inline CUcontext const kContext = reinterpret_cast<CUcontext>(0x77);
 
 extern Record g_record;
-/// What enter() and the driver answer.
+/// The answers of enter() and the driver.
 extern CUresult g_enter_result;
 extern CUresult g_driver_result;
-/// What is named is managed memory.
+/// True if named memory is managed.
 extern bool g_managed;
 /// Called by enter(), to throw.
 extern void (*g_enter_throws)();

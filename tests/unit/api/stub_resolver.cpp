@@ -12,7 +12,8 @@ std::atomic<int> g_calls{0};
 }  // namespace
 
 extern "C" __attribute__((used)) void* olpager_resolve_symbol(uint32_t index) {
-  // Whatever a resolver may use is lost: the trampoline has to keep what the function was given.
+  // Registers that a resolver may use are lost: the trampoline has to keep what the function was
+  // given.
   asm volatile(
       "pcmpeqd %%xmm0, %%xmm0\n pcmpeqd %%xmm1, %%xmm1\n pcmpeqd %%xmm2, %%xmm2\n pcmpeqd %%xmm3, "
       "%%xmm3\n"

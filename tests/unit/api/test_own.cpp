@@ -1,4 +1,4 @@
-// Which functions the specification calls local mode's own, and local mode has not: they are the
+// Functions that the specification calls local mode's own, and local mode has not: they are the
 // driver's, and what they are told of the pool reaches it.
 #include <string>
 

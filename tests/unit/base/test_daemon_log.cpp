@@ -15,7 +15,7 @@ using namespace olpager::base;
 
 namespace {
 
-// What `body` logs in a process of its own: the form of lines is a process's for good.
+// The lines that `body` logs in a process of its own: the form of lines is a process's for good.
 std::string logged(const std::function<void()>& body) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);

@@ -21,7 +21,7 @@ using namespace olpager::base;
 
 namespace {
 
-// What `body` writes to standard error, which is a pipe meanwhile.
+// The output of `body` to standard error, which is a pipe meanwhile.
 template <typename Body>
 std::string captured(Body&& body) {
   int ends[2];

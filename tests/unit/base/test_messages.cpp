@@ -1,4 +1,4 @@
-// What users are told of names and addresses that can't be.
+// Messages for users about names and addresses that can't be.
 #include <fstream>
 
 #include "base/address.h"

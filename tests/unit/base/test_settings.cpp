@@ -261,7 +261,7 @@ TEST_CASE("operations of the unified view go to owners, in turns, or to a gpunod
   CHECK(failureOf(files.sources({"OL_ROUTE=owener"})) ==
         "OL_ROUTE: 'owener' is not allowed; allowed: owner, rr, local, or a gpunode as --gpunode "
         "names it, with /N for its GPU N where it has several");
-  // Where it came from: the last one that gave it.
+  // The origin is the last file that gave it.
   files.write("etc.toml", "view = 'unified'\nroute = 'b:1'\n");
   CHECK(failureOf(files.sources({both})).find("etc.toml:2: route: 'b:1' is not allowed") !=
         std::string::npos);

@@ -61,7 +61,7 @@ class Pair {
   std::string tryJoin() {
     far_queue_ = far_node_->makeQueue();
     auto near_queue = near_node_->makeQueue();
-    // What went wrong at the far end, or "": only the test's own thread may assert.
+    // The failure at the far end, or "": only the test's own thread may assert.
     auto answer = std::async(std::launch::async, [&]() -> std::string {
       transport::Completion up[1];
       far_link_.reset();
@@ -176,7 +176,7 @@ TEST_CASE("a record above the limit is not taken over the next link either", "[c
   CHECK(pair.far.reason() == "a record above the limit");
   CHECK(pair.far.closed());
   CHECK_FALSE(pair.far.attach(nullptr, nullptr, 0).ok());
-  // What had come before the breach was seen is not read either.
+  // Records that had come before the breach was seen are not read either.
   for (int i = 0; i < 3; ++i) CHECK(pair.far.read(record, 10ms) == Channel::Read::kDown);
   CHECK_FALSE(pair.far.write({bytesOf("more")}, true));
 }
@@ -468,8 +468,8 @@ TEST_CASE("memory that one end has by a descriptor is had at the other, on one h
   const auto over = [&](const calls::TransferPtr& transfer) {
     return pair.far.wait(*transfer, 5s);
   };
-  // What has no descriptor, or may not be written, is not had; nor is anything over a network. The
-  // link lives on.
+  // Memory without a descriptor, or that may not be written, is not had; nor is anything over a
+  // network. The link lives on.
   CHECK(over(pair.far.share(read_only->key())) == Channel::Over::kFailed);
   CHECK(over(pair.far.share(own->key())) == Channel::Over::kFailed);
   const bool same_host = choice == transport::Choice::kShm;
@@ -496,7 +496,7 @@ TEST_CASE("memory that one end has by a descriptor is had at the other, on one h
     uint32_t word = 0;
     std::memcpy(&word, staging.data() + 5 * sizeof word, sizeof word);
     CHECK(word == 17);
-    // It outlives its region and the link, and is had over the next as well.
+    // The mapping outlives its region and the link, and is had over the next as well.
     pair.cut();
     while (pair.near.attached() || pair.far.attached()) {
       std::vector<std::byte> record;

@@ -1,5 +1,5 @@
 // Random systems under random faults, with the real step functions: up to five agents and the host,
-// or so many as are asked for. What fails is made smaller, and printed with its seed and history.
+// or so many as are asked for. A failing one is made smaller, and printed with seed and history.
 //   simulate [SEEDS [FIRST]]       that many seeds (10000), from FIRST (OL_TEST_SEED, else 1)
 //   simulate --agents N SEEDS      that many seeds of systems of N agents, 7 to 64, with the host
 //   simulate --seed N              one, with its history
@@ -80,7 +80,8 @@ Scenario drawn(uint64_t seed, uint32_t agents = 0) {
       const Need need{p, shared && random.oneIn(2) ? Mode::kShared : Mode::kOwn};
       (plan.needs.empty() || random.oneIn(2) ? plan.needs : plan.hidden).push_back(need);
     }
-    // It may depend on an older operation elsewhere; that on a younger one is a wait for memory.
+    // The operation may depend on an older operation elsewhere; a dependency on a younger one is a
+    // wait for memory.
     if (i > 0 && random.oneIn(4)) plan.after = static_cast<int>(random.below(i));
     s.plans.push_back(plan);
   }

@@ -144,7 +144,7 @@ TEST_CASE("an extent goes from agent to agent, and what comes back unchanged is 
   // The replica had the bytes.
   CHECK(s.count(ActionKind::kFetch) == 1);
   s.run(0, {{0, R}});
-  // They have been written since.
+  // The pages have been written since.
   CHECK(s.count(ActionKind::kFetch) == 2);
   s.run(0, {{0, W}});
   s.told.clear();
@@ -168,7 +168,7 @@ TEST_CASE("an older operation takes what a younger one claims, a younger one wai
   CHECK(s.count(ActionKind::kClaimLost) == 1);
   REQUIRE(s.agents[1].submit(older));
   s.quiet();
-  // What is submitted is not taken from under it.
+  // Extents of a submitted operation are not taken from under it.
   CHECK(s.at(1, 0) == AgentState::kOwned);
   s.complete(1, older);
   s.quiet();
@@ -464,7 +464,7 @@ TEST_CASE("an operation that reads an extent and is found to write it claims it 
   REQUIRE(s.agents[1].submit(age));
   s.complete(1, age);
   s.quiet();
-  // Where it is the agent's alone nothing is to be waited for.
+  // An extent that is the agent's alone needs no wait.
   const Age again = s.begin(1, {{0, R}});
   s.agents[1].reach(again, {0, W}, actions);
   s.take(1, actions);

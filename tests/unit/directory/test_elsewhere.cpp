@@ -29,7 +29,7 @@ constexpr size_t kWords = 512;
 using Frame = std::array<uint64_t, kWords>;
 
 class FakePager;
-/// Who is who: a taker reads the giver's frame.
+/// The roles: a taker reads the giver's frame.
 struct Machine {
   explicit Machine(ExtentId extents_) : extents(extents_) { exchange.allocate(0, extents); }
   ExtentId extents;
@@ -77,7 +77,7 @@ class FakePager final : public Residence<Lock> {
     elsewhere_.complete(age, lock);
   }
 
-  /// One that runs on until endKernel(). What it uses is granted for writing.
+  /// One that runs on until endKernel(). Extents that it uses are granted for writing.
   void beginKernel(ExtentId extent) {
     Lock lock(mutex_);
     REQUIRE(beginUntold({{extent, W}}));
@@ -245,7 +245,7 @@ void increment(Frame& frame) {
   for (uint64_t& word : frame) std::atomic_ref(word).fetch_add(1, std::memory_order_relaxed);
 }
 
-/// What all words of the frame are, or -1.
+/// The value of all words of the frame, or -1.
 int64_t valueOf(Frame& frame) {
   const uint64_t first = std::atomic_ref(frame[0]).load(std::memory_order_relaxed);
   for (uint64_t& word : frame) {
@@ -268,7 +268,7 @@ TEST_CASE("GPU and CPU use a page in turns", "[elsewhere]") {
     REQUIRE(seen == turn + 1);
     rig.cpu.run({{0, W}}, increment);
   }
-  // What is granted for writing costs no message.
+  // Extents granted for writing cost no message.
   const uint32_t told = rig.cpu.told_runs;
   for (int i = 0; i < 10; ++i) rig.cpu.run({{0, W}}, increment);
   CHECK(rig.cpu.told_runs == told);

@@ -1,6 +1,6 @@
 // A whole system in one value: the real directory, real agents, a virtual network between them, and
-// frames with contents. Whoever explores or simulates picks the next of the events that are
-// possible; after each the world checks what has to hold:
+// frames with contents. The explorer or simulator picks the next of the events that are possible;
+// after each the world checks what has to hold:
 //
 //   one writer      an extent that an agent may write is mapped nowhere else
 //   no stale read   what is mapped has the bytes of the last write, and so has what an operation
@@ -46,7 +46,8 @@ struct Scenario {
   /// and it runs operations where a plan says so.
   uint32_t agents = 2;
   ExtentId extents = 2;
-  /// Who owns the extents at first. 0: nobody; 1: the host all; 2: agent 0 all; 3: agents in turns.
+  /// The first owners of the extents. 0: nobody; 1: the host all; 2: agent 0 all; 3: agents in
+  /// turns.
   uint32_t placed = 0;
   std::vector<Plan> plans;
   uint32_t hints = 0;       // asks of the home ahead, for any operation and extent that it needs
@@ -86,7 +87,7 @@ inline const char* nameOf(MessageKind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-/// Of so many agents at most, the host included.
+/// A world of so many agents at most, the host included.
 template <AgentId kAgents>
 class WorldOf {
  public:
@@ -128,7 +129,8 @@ class WorldOf {
     }
   }
 
-  /// What can happen now. Those of `spare` need not: faults, hints, frees, and further uses.
+  /// The events that can happen now. Those of `spare` need not: faults, hints, frees, and further
+  /// uses.
   void events(std::vector<Event>& normal, std::vector<Event>& spare) const {
     normal.clear();
     spare.clear();
@@ -210,7 +212,7 @@ class WorldOf {
         if (gone_at_[plan(event.a).agent][need.extent]) break;
         state.runnable = false;
         act(agentOf(event.a), [&](Actions& out) { agentOf(event.a).reach(event.a, need, out); });
-        // What it needs already does not make it wait.
+        // A need that is met already does not make it wait.
         if (agentOf(event.a).runnable(event.a)) state.runnable = true;
         break;
       }
@@ -339,7 +341,7 @@ class WorldOf {
     return "?";
   }
 
-  /// What the state is, as numbers; equal for worlds that go on alike.
+  /// The state as numbers; equal for worlds that go on alike.
   template <typename Sink>
   void describe(Sink& sink) const {
     directory_.describe(sink);

@@ -1,4 +1,4 @@
-// Which code has variables that its kernels can change.
+// Finds code with variables that its kernels can change.
 #include "interpose/forward/code_state.h"
 
 #include <span>

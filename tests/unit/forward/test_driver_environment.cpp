@@ -1,4 +1,4 @@
-// What a program's environment says to the driver gets into a worker's environment, and nothing
+// The driver's settings in a program's environment get into a worker's environment, and nothing
 // else does.
 #include "forwarding/wire/driver_environment.h"
 #include "tests/catch.h"

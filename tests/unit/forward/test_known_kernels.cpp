@@ -1,4 +1,4 @@
-// What a worker says of a kernel's parameters, against the code that the program loaded.
+// A worker's layout of a kernel's parameters, against the code that the program loaded.
 #include "interpose/forward/known_kernels.h"
 
 #include <cstring>

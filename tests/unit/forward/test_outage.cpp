@@ -1,4 +1,4 @@
-// Who is asked again while a program starts: who is away, not who says no.
+// A daemon that is away is asked again while a program starts, one that says no is not.
 #include <string>
 
 #include "base/result.h"
@@ -25,7 +25,7 @@ TEST_CASE("a gpunode that says no is asked once, one that is away again") {
   REQUIRE(away.ok());
   CHECK(away.value() == 7);
   CHECK(asked == 3);
-  // It is away, and comes back with another key.
+  // The daemon is away, and comes back with another key.
   asked = 0;
   const auto other = askPastOutage([&](bool* lasts) -> Result<int> {
     *lasts = ++asked == 2;

@@ -1,4 +1,4 @@
-// Whether bytes are in the rows of a box, against each of its bytes.
+// Rows::touch() against each byte of a box.
 #include "interpose/forward/rows.h"
 
 #include <random>

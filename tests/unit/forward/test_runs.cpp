@@ -1,5 +1,4 @@
-// What changed goes across, whole and alone, in whichever form; nonsense of every length is
-// refused.
+// Changes go across, whole and alone, in whichever form; nonsense of every length is refused.
 #include "forwarding/wire/runs.h"
 
 #include <random>
@@ -31,7 +30,7 @@ TEST_CASE("changes are applied elsewhere byte by byte", "[forward]") {
     const uint64_t begin = random() % now.size(), end = begin + random() % (now.size() - begin + 1);
     const uint64_t step = turn % 4 == 0 ? 1 : turn % 4 == 1 ? 4 : 1 + random() % 700;
     for (uint64_t at = begin; at < end; at += step) now[at] = static_cast<std::byte>(random());
-    // What the other end changed meanwhile stays, where this one did not.
+    // Changes of the other end meanwhile stay, where this one made none.
     std::vector<bool> theirs(now.size());
     for (int i = 0; i < 50; ++i) {
       const uint64_t at = random() % now.size();
@@ -46,7 +45,7 @@ TEST_CASE("changes are applied elsewhere byte by byte", "[forward]") {
       REQUIRE(forward::readRun(reader, &run));
       REQUIRE(run.address - kBase + run.length <= other.size());
       (run.mask.empty() ? plain : masked) = true;
-      // It ends where something changed: the other end's memory may end there.
+      // The run ends where something changed: the other end's memory may end there.
       const uint64_t last = run.address - kBase + run.length - 1;
       REQUIRE(now[last] != before[last]);
       std::vector<std::byte> pieces(

@@ -1,4 +1,5 @@
-// What a confined process can't do, and what it still can. In a child: there is no way back.
+// Calls that a confined process can't make, and those that it still can. In a child: there is no
+// way back.
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -129,7 +130,7 @@ bool noCore() {
 // A process that has a key, and one of the same user that wants it.
 uint64_t g_key = 0;
 
-// Who is kept: a process of `user` (root: as it is), which waits until the other one has looked.
+// A kept process: one of `user` (root: as it is), which waits until the other one has looked.
 class Kept {
  public:
   Kept(uid_t user, bool kept) {
@@ -169,8 +170,8 @@ bool hasLandlock() {
   return syscall(SYS_landlock_create_ruleset, nullptr, 0, 1) > 0;  // its version
 }
 
-// What a process of the same user finds out: bit 0 a file of /proc that shows memory, bit 1 memory
-// itself, bit 2 descriptors, bit 3 a descriptor for itself.
+// Facts that a process of the same user finds out: bit 0 a file of /proc that shows memory, bit 1
+// memory itself, bit 2 descriptors, bit 3 a descriptor for itself.
 int foundOut(const Kept& other, uid_t user, bool gives_up) {
   const pid_t child = fork();
   if (child == 0) {
@@ -203,7 +204,7 @@ TEST_CASE("a worker can't look into a process that is kept from others", "[confi
   for (const uid_t user : {uid_t{0}, kNobody}) {
     if (user != 0 && geteuid() != 0) continue;
     INFO("as user " << (user != 0 ? user : geteuid()));
-    // Where nothing keeps it, there is something to find out: else this tests nothing.
+    // If nothing keeps it, there is something to find out: else this tests nothing.
     if (user != 0 || geteuid() != 0) CHECK((foundOut(Kept(user, false), user, false) & 1) == 1);
     // Newer kernels show root the environment by other capabilities as well.
     const int hidden = user != 0 || geteuid() != 0 ? ~0 : ~1;

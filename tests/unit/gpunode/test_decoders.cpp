@@ -1,5 +1,5 @@
-// What a client may send: every decoder is given nonsense of every length, under no driver. It has
-// to end with an error, and touch nothing beyond the record (the sanitizers look).
+// Decoders of a client's records: every one is given nonsense of every length, under no driver. A
+// decoder has to end with an error, and touch nothing beyond the record (the sanitizers look).
 #include <random>
 
 #include "forwarding/wire/copies.h"
@@ -331,7 +331,7 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   // The same place for a new object: a new number.
   const uint64_t again = table.numberOf(HandleKind::kEvent, 0x2000);
   CHECK(again != forward::firstNumber(0));
-  // What the client has numbered ahead: in the order of what is new, and as far as it is.
+  // Numbers that the client drew ahead: in the order of new objects, and as far as they go.
   forward::Names names{forward::firstNumber(forward::kCommonSlot), 2};
   CHECK(table.numberOf(HandleKind::kEvent, 0x2000, &names) == again);
   CHECK(table.numberOf(HandleKind::kEvent, 0x2100, &names) ==

@@ -16,7 +16,7 @@ using namespace olpager;
 using forward::ExportToken;
 using gpunode::Exports;
 
-// Its thread serves for as long as the process lives.
+// The server's thread serves for as long as the process lives.
 Exports& worker(uint8_t group) {
   static auto* const all = new std::vector<Exports*>;
   all->push_back(new Exports);
@@ -95,7 +95,7 @@ TEST_CASE("workers of another key have nothing of it, nor has who talks nonsense
   const base::UniqueFd odd = connected(token);
   const char nonsense[200] = "nonsense";
   CHECK(send(odd.get(), nonsense, sizeof nonsense, MSG_NOSIGNAL) == sizeof nonsense);
-  // What one was answered with is no proof for the next.
+  // The answer to one is no proof for the next.
   const base::UniqueFd again = connected(token);
   gpunode::ExportHello hello;
   REQUIRE(recv(again.get(), &hello, sizeof hello, 0) == sizeof hello);

@@ -146,7 +146,7 @@ TEST_CASE("a shared block is the client's memory and is never compared", "[gpuno
   CHECK_FALSE(memory.apply({kBlock, sizeof word, {}, word}));  // the client has no changes to send
   CHECK(memory.unmap(kBlock));
   CHECK(memory.bytes() == 0);
-  // What can only be read is no memory for a GPU to write.
+  // Read-only memory is no memory for a GPU to write.
   const base::UniqueFd read_only(
       open(("/proc/self/fd/" + std::to_string(memfd.get())).c_str(), O_RDONLY | O_CLOEXEC));
   CHECK_FALSE(memory.share(kBlock, kBytes, clients(read_only.get(), kOffset, kBytes)));

@@ -22,7 +22,7 @@ TEST_CASE("an offer and who wants it come in either order") {
   CHECK(taken->page.offset == 10);
   CHECK_FALSE(offers.want(1, {7, 4}).has_value());
   CHECK(offers.offer(1, {7, 4}, at(20)) == Is::kWanted);
-  // It has been answered: another one by that number is for nobody.
+  // The offer has been answered: another one by that number is for nobody.
   CHECK(offers.offer(1, {7, 4}, at(30)) == Is::kKept);
 }
 
@@ -77,7 +77,7 @@ TEST_CASE("what came over a link that is lost is offered again, over the next") 
   CHECK_FALSE(offers.want(1, {7, 3}).has_value());
   CHECK(offers.want(1, {8, 3}).has_value());  // of the link after it
   CHECK(offers.want(2, {9, 3}).has_value());  // another one's
-  // Who wants a page wants it still.
+  // A page is still wanted.
   CHECK(offers.offer(1, {6, 1}, over(5, 40)) == Is::kWanted);
   CHECK(offers.offer(1, {7, 3}, over(5, 10)) == Is::kWanted);
 }

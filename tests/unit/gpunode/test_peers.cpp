@@ -70,7 +70,7 @@ struct Listening {
   std::unique_ptr<transport::Listener> listener, front;
 };
 
-// What connects to it, and may say anything.
+// A stranger that connects to it, and may say anything.
 struct Stranger {
   explicit Stranger(const Listening& there) {
     transport::Options options;
@@ -84,7 +84,7 @@ struct Stranger {
             .value());
   }
   void say(const PeerMessage& message) { say(std::as_bytes(std::span(&message, 1))); }
-  // What does not arrive any more because the link is down is no matter here.
+  // Messages lost because the link is down are no matter here.
   void say(std::span<const std::byte> bytes) {
     for (int i = 0; i < 1000; ++i) {
       const auto outcome = link->send(transport::MessageClass::kNotice, bytes);
@@ -93,7 +93,7 @@ struct Stranger {
       (void)queue->wait(none, 5ms);
     }
   }
-  // Whether the other end has ended the link.
+  // True if the other end has ended the link.
   bool ended() {
     for (int i = 0; i < 400 && link->state() != transport::LinkState::kDown; ++i) {
       std::array<transport::Completion, 16> happened;
@@ -181,7 +181,7 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     const auto out = sender->begin(9);
     REQUIRE(out != nullptr);
     CHECK(sender->begin(9) == nullptr);  // one user
-    // Who only looks whether there is something does not sleep on it.
+    // A look for messages does not sleep.
     rusage before{}, after{};
     REQUIRE(getrusage(RUSAGE_THREAD, &before) == 0);
     for (int look = 0; look < 1000; ++look) {
@@ -214,7 +214,8 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     // Nobody writes into another's memory, nor reads what is not a region of the pair's.
     const auto key = from->region->key();
     CHECK(key.access == transport::kRemoteRead);
-    // What is stopped here hears of it, also before it begins; what comes late for it is nobody's.
+    // A transfer that is stopped here hears of it, also before it begins; a message that comes late
+    // for it is nobody's.
     taker->end(in);
     CHECK(sender->say({PeerSays::kOver, 0, 9, 0, 0, 0, {}}));
     CHECK(taker->begin(9) == nullptr);
@@ -352,7 +353,7 @@ TEST_CASE("calls for peers take nonsense, and say so where there is no link", "[
 
 namespace {
 
-// What it hears of links: the numbers of those that were up and that were lost.
+// The links that it hears of: the numbers of those that were up and that were lost.
 struct HeardLinks : gpunode::PageHearer {
   void peerUp(unsigned /*slot*/, uint64_t link) override { note(up, link); }
   void offered(unsigned /*slot*/, uint64_t /*link*/, const PeerMessage& /*page*/,
@@ -406,7 +407,7 @@ TEST_CASE("a link of workers that is lost is made again by who had made it", "[g
     }
     CHECK(heard.hears(heard.up, {1, 2, 3, 4}));
     CHECK(heard_there.hears(heard_there.up, {1, 2, 3, 4}));
-    // Who is told late of a loss makes no second link in the place of the one that is there.
+    // A late report of a loss makes no second link in the place of the one that is there.
     here.connectAgain(kHere, 5000ms);
     std::this_thread::sleep_for(500ms);
     REQUIRE(here.upNow(kHere) != nullptr);

@@ -84,7 +84,7 @@ TEST_CASE("all host tiers together stay within the RAM that there is", "[shares]
     for (size_t i = 0; i < claims.size(); ++i) {
       all += std::max(limits[i], claims[i].held);
       CHECK(limits[i] <= claims[i].most);
-      // What is held is at most an equal part here: nobody is kept from his own.
+      // Held memory is at most an equal part here: nobody is kept from his own.
       CHECK(limits[i] >= std::min(total / claims.size(), claims[i].most));
     }
     CHECK(all <= total);

@@ -28,7 +28,7 @@ TEST_CASE("the end of a context frees what nobody has", "[gpunode][staging]") {
   auto* const elsewhere = staging.take(kNone, 2);
   staging.leave(left);
   staging.contextGone(1);
-  // What was left is free; what a thread has is its own.
+  // Left pieces are free; a thread's are its own.
   std::set<Staging::Piece*> others;
   for (int i = 0; i < 3; ++i) others.insert(staging.take(kNone, 3));
   CHECK(others.size() == 3);

@@ -1,4 +1,4 @@
-// What olgpunode takes from its file of options.
+// Options of olgpunode in its file.
 #include <fstream>
 
 #include "gpunode/supervisor/options.h"
@@ -30,8 +30,7 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
   CHECK(unknown.starts_with(
       path + ":2: unknown key 'key_sesions'; allowed, the nearest first: key_sessions, "));
   const base::OptionTable table = optionsOf(options);
-  for (const auto& row : table.rows())
-    CHECK(unknown.find(" " + row.key) != std::string::npos);
+  for (const auto& row : table.rows()) CHECK(unknown.find(" " + row.key) != std::string::npos);
   CHECK(read(options, "ports = '7100-7163'\n")
             .starts_with(path + ":1: unknown key 'ports'"));  // an earlier version's
   CHECK(read(options, "[gpu]\nvram = 1\n").starts_with(path + ":1: unknown table 'gpu'"));

@@ -1,5 +1,5 @@
-// What is printed on standard output reaches whoever is to have it, before drain() returns, and
-// also where nobody drains.
+// Text printed on standard output reaches its reader before drain() returns, and also where nobody
+// drains.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@
 TEST_CASE("printed text is given on", "[gpunode]") {
   const int before = dup(STDOUT_FILENO);
   std::fflush(stdout);
-  // Its thread stays: it may outlive the test.
+  // The reader's thread stays: it may outlive the test.
   auto* const text = new olpager::gpunode::Text(STDOUT_FILENO);
   static std::mutex mutex;
   static std::string got;

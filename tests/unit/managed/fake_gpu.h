@@ -47,8 +47,8 @@ class FakeGpu final : public Residence<GpuLock> {
       pages_[first + page] = {
           .frames = &frames, .index = page, .frame = frames.alias(page), .vram = {}};
   }
-  /// The page's bytes are lost: when it is given, its frame has no memory. Of frames that have
-  /// memory by the page (Frames::Memory::kByPage).
+  /// The page's bytes are lost: when it is given, its frame has no memory. Only for frames that
+  /// have memory by the page (Frames::Memory::kByPage).
   void lose(directory::ExtentId extent) {
     GpuLock lock(mutex_);
     pages_[extent].lost = true;

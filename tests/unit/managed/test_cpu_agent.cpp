@@ -37,7 +37,7 @@ std::unique_ptr<UserFaults> faults(UserFaults::Reach at_most = UserFaults::Reach
   return std::move(opened).value();
 }
 
-/// Of a kernel that can't publish for reading.
+/// Stands for a kernel that can't publish for reading.
 class WithoutProtection final : public UserFaults {
  public:
   explicit WithoutProtection(std::unique_ptr<UserFaults> inner) : inner_(std::move(inner)) {}
@@ -116,7 +116,7 @@ struct Rig {
   volatile uint64_t* page(uint32_t index) const {
     return reinterpret_cast<volatile uint64_t*>(frames->view(index));
   }
-  /// Of freed extents.
+  /// Waits for so many freed extents.
   void awaitReleased(size_t count) {
     size_t released = 0;
     for (int i = 0; i < 5000 && released < count; ++i) {
@@ -218,7 +218,7 @@ std::array<uint64_t, 4> gather(const Rig& rig, const std::array<uint32_t, 4>& pa
 
 thread_local sigjmp_buf t_back;
 
-/// ThreadSanitizer takes a mapping for a write. What orders the two is the fault.
+/// ThreadSanitizer takes a mapping for a write. The fault orders the two.
 __attribute__((noinline, no_sanitize("thread"))) void touch(uint64_t address) {
   (void)*reinterpret_cast<volatile uint64_t*>(address);
 }
@@ -264,7 +264,7 @@ TEST_CASE("GPU and CPU use a page in turns", "[managed]") {
     REQUIRE(wrong == 0);
   }
   CHECK(rig.cpu->counters().given == kTurns);
-  // What the CPU has costs nothing more.
+  // Pages that the CPU has cost nothing more.
   const uint64_t before = rig.cpu->counters().faults;
   page[0] = 0;  // it has read the page alone
   const uint64_t writes = rig.cpu->counters().write_faults;
@@ -308,7 +308,7 @@ TEST_CASE("whoever takes a page knows whether the CPU may have written it", "[ma
   CHECK(rig.frames->written(1));
   CHECK(seen.write_faults == 1);
 
-  // What had been written before is asked for by a read.
+  // A page written before is asked for by a read.
   give(1);
   CHECK(rig.page(1)[5] == 55);
   CHECK_FALSE(rig.frames->written(1));
@@ -365,7 +365,7 @@ TEST_CASE("what is read ahead is read, and what is written ahead is written", "[
   Rig rig(kPages);
   if (!faults()->protects()) return;
   const auto take = [&] {
-    // What is taken at once comes together with all that the thread has touched since.
+    // A page that is taken at once comes together with all that the thread has touched since.
     std::this_thread::sleep_for(std::chrono::nanoseconds(2 * Hold::kMost));
     for (uint32_t page = 0; page < kPages; ++page) {
       rig.gpu->take(page);
@@ -461,7 +461,7 @@ TEST_CASE("threads gather over many pages under a storm, and lose no write", "[m
   constexpr uint32_t kPages = 64, kThreads = 8;
   const uint32_t seed = seedOf("gather");
   Rig rig(kPages);
-  // Of each page: word 0 counts the GPU's takes, word 8 + t is thread t's own, the last word is the
+  // In each page: word 0 counts the GPU's takes, word 8 + t is thread t's own, the last word is the
   // page's name.
   for (uint32_t page = 0; page < kPages; ++page)
     rig.gpu->run(page, [&](uint64_t* memory) { memory[FakeGpu::kWords - 1] = page * 1000003; });
@@ -749,7 +749,7 @@ TEST_CASE("a sequential scan is asked for ahead", "[managed]") {
   for (uint32_t page = 0; page < kPages; ++page) wrong += rig.page(page)[9] != page + 100;
   CHECK(wrong == 0);
   CHECK(rig.cpu->counters().ahead > kPages / 2);
-  // What is at the CPU already is not asked for again.
+  // Pages at the CPU already are not asked for again.
   const uint64_t ahead = rig.cpu->counters().ahead, faults_before = rig.cpu->counters().faults;
   for (uint32_t page = 0; page < kPages; ++page) wrong += rig.page(page)[9] != page + 100;
   CHECK(wrong == 0);

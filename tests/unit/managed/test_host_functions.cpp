@@ -1,4 +1,4 @@
-// Which host functions are before what a stream is given next.
+// Host functions that are before the next work of a stream.
 #include "pager/launch/host_functions.h"
 
 #include "tests/catch.h"

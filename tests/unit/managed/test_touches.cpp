@@ -1,5 +1,5 @@
-// What threads have touched: sequential scans, and pages that an access needs together. How long
-// pages stay.
+// Touches of threads: sequential scans, and pages that an access needs together. How long pages
+// stay.
 #include "coherence/cpu/touches.h"
 
 #include <vector>

@@ -53,7 +53,7 @@ class Server {
   tbb::global_control threads{tbb::global_control::max_allowed_parallelism, 8};
   tbb::task_arena arena{4, 0};
   std::unique_ptr<SlabStore> store;
-  /// Of the links that were accepted, in their order; how many there are.
+  /// The domains of the links that were accepted, in their order; how many there are.
   transport::DomainPtr domain(size_t number) const;
   size_t accepted() const;
   std::unique_ptr<transport::Endpoint> endpoint;

@@ -1,4 +1,4 @@
-// What the daemon decides by itself: how much to donate under pressure, what its options mean.
+// The daemon's own decisions: how much to donate under pressure, what its options mean.
 #include "coherence/status/ask.h"
 #include "memserver/server/metrics.h"
 #include "memserver/server/options.h"
@@ -137,7 +137,7 @@ TEST_CASE(
   status.available = kGiB;
   CHECK(next(kSmall) == Answer::kWait);
   CHECK(next(0) == Answer::kFull);
-  // What can't be read ends nothing.
+  // An unreadable file ends nothing.
   CHECK(policy.next(0, [] { return Result<MemoryStatus>(Error{"gone"}); }) == Answer::kMake);
 }
 

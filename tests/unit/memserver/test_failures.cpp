@@ -718,7 +718,7 @@ TEST_CASE("sessions that hold nothing do not keep a place for ever", "[failures]
   const auto refused = Client::connect(comes.options, comes);
   REQUIRE(!refused.ok());
   CHECK(refused.error().message.find("more than 2 sessions") != std::string::npos);
-  // Who asks for the state is none.
+  // An asker for the state is no session.
   auto asker = status::Asker::make(optionsFor(Choice::kTcp), server.address());
   REQUIRE(asker.ok());
   const auto told = asker.value()->ask();
@@ -784,7 +784,7 @@ TEST_CASE("who sends without end leaves others their turn", "[failures][trust]")
   for (const auto& link : few) ask(link, protocol::Lease{kSlab});
   waiting(kMany * kEach + kFew);
   go = true;
-  // What was free when it was answered tells which of few had been.
+  // The free bytes in a reply show how many of `few` had been answered before.
   size_t before = 0;
   for (size_t i = 0; i < kMany * kEach + kFew; ++i) {
     const auto body = hear();

@@ -196,7 +196,7 @@ class FakeRemote final : public LowerTier {
     std::lock_guard lock(mutex_);
     return unchecked_.size();
   }
-  /// Of the memory of transfers, what the pager has not let go of.
+  /// Memory of transfers that the pager has not let go of.
   size_t known() const {
     std::lock_guard lock(mutex_);
     return known_.size();
@@ -214,7 +214,7 @@ class FakeRemote final : public LowerTier {
     unsigned sent = 0, right = 0, not_right = 0;
     size_t known = 0;
   };
-  /// What went by a device's memory, and chunks that are known.
+  /// Transfers by a device's memory, and chunks that are known.
   Directly directly() const {
     std::lock_guard lock(mutex_);
     return {direct_sent_, right_, not_right_, devices_.size()};
@@ -250,7 +250,7 @@ class FakeRemote final : public LowerTier {
     uint64_t bytes;
   };
   bool isDevice(const void* memory) const { return devices_.contains(memory); }
-  // Where a processor has it.
+  // The address of a processor's view of it.
   void* at(const void* memory) const {
     const auto found = devices_.find(memory);
     return found != devices_.end() ? found->second.at : const_cast<void*>(memory);  // NOLINT

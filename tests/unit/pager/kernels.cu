@@ -1,4 +1,4 @@
-// What the pager's tests run. Values lie `step` words apart, so that an interpreter touches few
+// Kernels of the pager's tests. Values lie `step` words apart, so that an interpreter touches few
 // words of each page.
 typedef unsigned long long u64;
 
@@ -81,7 +81,7 @@ __global__ void addToGlobalLate(u64 rounds) {
   for (u64 i = 0; i < rounds; ++i) x = x * 6364136223846793005ull + 1442695040888963407ull;
   if (x != 0 && threadIdx.x == 0) *g_pointer += 1;
 }
-/// What the pointer at `place` leads to.
+/// Reads what the pointer at `place` leads to.
 __global__ void readThrough(u64* out, u64** place) { *out = **place; }
 __global__ void readGlobalTable(u64* out, u64 at) { *out = *g_table[at]; }
 }

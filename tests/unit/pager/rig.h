@@ -1,4 +1,4 @@
-// What the pager's tests share: a driver by path (the simulated GPU unless OL_TEST_LIBCUDA names
+// Shared by the pager's tests: a driver by path (the simulated GPU unless OL_TEST_LIBCUDA names
 // another), a context and a pool in it, and operations that go through pager::Access as an
 // interposed program's do. A test that lasts longer than its time ends the process with its name.
 #pragma once
@@ -21,7 +21,7 @@
 #include "tests/catch.h"
 
 namespace olpager::pager {
-/// What a pool is made of (pool_state.h), for tests that look into it.
+/// The inside of a pool (pool_state.h), for tests that look into it.
 struct PoolInside {
   static PoolState& of(Pool& pool) { return *pool.state_; }
 };
@@ -76,7 +76,7 @@ class Watchdog {
   std::shared_ptr<State> state_;
 };
 
-/// Whether an address lies in the range of a rig's pool.
+/// True if an address lies in the range of a rig's pool.
 bool inTestRange(CUdeviceptr address);
 
 /// Catch's assertions are for one thread at a time, and threads use rigs: none is made where all is
@@ -88,7 +88,7 @@ inline void mustSucceed(CUresult result, const char* what) {
 /// As the kernels' mix().
 uint64_t mix(uint64_t x);
 
-/// What comes behind this in the stream waits until `open`.
+/// Later work in the stream waits until `open`.
 void holdUntil(const std::atomic<bool>& open, CUstream stream);
 
 /// The seed of a randomised test: OL_TEST_SEED, else `fallback`. Printed.
@@ -118,10 +118,10 @@ class Rig {
   Pool& pool() { return *pool_; }
   CUcontext context() const { return context_; }
   DeviceCounters& figures() { return counters().device(0); }
-  /// Of a kernel in kernels.cu.
+  /// A kernel of kernels.cu.
   CUfunction kernel(const char* name);
   CUmodule module() const { return module_; }
-  /// What the module was loaded from.
+  /// The image from which the module was loaded.
   static std::string image();
   /// Makes the context current on the calling thread.
   void enterThread();
@@ -135,7 +135,8 @@ class Rig {
   CUdeviceptr allocate(uint64_t bytes);
   void free(CUdeviceptr address) { mustSucceed(pool_->free(address), "free"); }
 
-  /// A kernel with one block unless `grid` says otherwise. What acquire() or the driver answered.
+  /// A kernel with one block unless `grid` says otherwise. Returns the answer of acquire() or the
+  /// driver.
   template <typename... Arguments>
   CUresult tryLaunch(const StreamKey& stream, CUfunction function, Arguments... arguments) {
     Access access(*pool_, stream);
@@ -163,7 +164,7 @@ class Rig {
   /// Writes and reads back single words, synchronously.
   void put(CUdeviceptr at, uint64_t value);
   uint64_t get(CUdeviceptr at);
-  /// What kernel `fill` writes, `bytes` long.
+  /// The data that kernel `fill` writes, `bytes` long.
   void fill(CUdeviceptr at, uint64_t bytes, uint64_t seed, CUstream stream = CU_STREAM_LEGACY);
   /// True when `at` holds what fill(seed) wrote plus `added`.
   bool holds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added = 0);

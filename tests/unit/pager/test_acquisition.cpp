@@ -149,7 +149,7 @@ TEST_CASE("an acquisition goes on when its caller has gone", "[pager][acquisitio
   mustSucceed(driver().api.cuMemcpyHtoDAsync_v2(a, &value, sizeof(value), CU_STREAM_LEGACY),
               "copy");
   submitted(submission);
-  // What the copy brought is known: a kernel that names `a` reaches `b`.
+  // The bytes that the copy brought are known: a kernel that names `a` reaches `b`.
   Lock lock(state.mutex);
   const Operation operation = kernelOn(rig.key(CU_STREAM_LEGACY), a);
   Acquisition acquisition(state, operation);
@@ -231,8 +231,8 @@ TEST_CASE("one thread has two acquisitions at once", "[pager][acquisition]") {
 
 namespace {
 
-// Whether a graph that reaches `addresses` is refused since its parts are better, and whether that
-// has left anything behind.
+// True if a graph that reaches `addresses` is refused since its parts are better, without leaving
+// anything behind.
 bool isLeftToParts(Rig& rig, std::span<const CUdeviceptr> addresses, bool everything = false) {
   PoolState& state = inside(rig);
   ReachSet reach;
@@ -269,7 +269,7 @@ TEST_CASE("a graph is left to its parts where it reaches more than VRAM has room
   CHECK(isLeftToParts(rig, std::span(all).first(1), true));  // a node of it may reach everything
   CHECK(valueOf(why.graph_launches_in_parts) - before == 2);
   CHECK(valueOf(why.graph_most_bytes) >= all.size() * kBytes);
-  // What it reaches through memory counts.
+  // Memory reached through memory counts.
   rig.fill(all[0], kBytes, 7);
   for (uint64_t i = 1; i < all.size(); ++i) {
     Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));

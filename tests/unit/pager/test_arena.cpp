@@ -66,7 +66,7 @@ TEST_CASE("learned: an arena of three times the VRAM streams through it", "[page
   }
   INFO("in " << traffic.in / kMiB / kRounds << " MiB a round, out " << traffic.out / kMiB / kRounds
              << ", in place " << traffic.in_place << " of " << traffic.launches);
-  // Where nothing runs until somebody waits for it, what is in place does not get quiet in time.
+  // If nothing runs until somebody waits for it, memory in place does not get quiet in time.
   const char* mode = std::getenv("OL_SIM_MODE");
   if (!kInstrumented && (mode == nullptr || std::string(mode) != "lazy")) {
     CHECK(traffic.in_place * 20 <= traffic.launches);
@@ -246,7 +246,7 @@ TEST_CASE("traced: what parts of an arena point to is known when they change pla
 
 namespace {
 
-// What goes to stderr while it lives.
+// Captures stderr while it lives.
 class CapturedErrors {
  public:
   CapturedErrors() : kept_(dup(2)) {
@@ -295,7 +295,7 @@ TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting",
   CHECK(errors.text().find("the context is lost (CUDA error 700)") != std::string::npos);
 }
 
-// Where host memory can't be mapped in place, what is parked is not mapped: the miss is certain. A
+// If host memory can't be mapped in place, parked extents are not mapped: the miss is certain. A
 // process of its own: its device is lost.
 TEST_CASE("learned: a context that is lost to a miss is reported as that", "[.lost]") {
   Rig rig({.vram = 12 * kMiB, .reach = Reach::kLearned});

@@ -48,7 +48,7 @@ class View : public AwayLink {
     next_ = rig.pool().base();
     thread_ = std::thread([this] { run(); });
   }
-  /// What is there goes: else it would go with the rig's context, which ends a view.
+  /// The regions there go: else they would go with the rig's context, which ends a view.
   ~View() override {
     rig_.synchronize();
     while (!first_.empty() && !has_failed_) drop(first_.begin()->first);
@@ -125,7 +125,7 @@ class View : public AwayLink {
           {first_[base] + static_cast<ExtentId>(page), directory::Mode::kOwn});
     return operation;
   }
-  /// It asks for its pages, and nobody waits.
+  /// The operation asks for its pages, and nobody waits.
   void beginAtOther(const Other& operation) {
     note([=](View& self) {
       self.agent_.begin(operation.sent.age, operation.needs, operation.sent.oldest, self.actions_);
@@ -188,7 +188,7 @@ class View : public AwayLink {
   }
 
  private:
-  // What the pool asks for.
+  // The pool's requests.
   void post(std::span<const std::byte> batch) override {
     note([record = recordOf(batch)](View& self) { self.heard(self.home_.receive(kPool, record)); });
   }
@@ -272,7 +272,7 @@ class View : public AwayLink {
     if (!status.ok()) wrong_ = status.error().message;
   }
   void deliver() {
-    // What the other executor is told makes it say something.
+    // Messages to the other executor make it say something.
     for (const unsigned to : {kOther, kPool}) {
       for (Bytes record = home_.take(to); !record.empty(); record = home_.take(to)) {
         forward::Reader reader(record);
@@ -333,7 +333,7 @@ class View : public AwayLink {
   std::mutex mutex_;
   std::condition_variable noted_;
   std::deque<std::function<void(View&)>> notes_;
-  // Of the thread alone:
+  // State of the thread alone:
   bool ends_ = false;
   std::string wrong_;
   directory::Agent agent_{kOther};
@@ -414,7 +414,7 @@ TEST_CASE("a page that comes back as it left is not brought", "[pager][away]") {
   Rig rig({.host = 256 * kMiB});
   View view(rig);
   const uint64_t base = view.make(1), other = view.make(1);
-  // What leaves is hashed where other memory was written, which may name it.
+  // A page that leaves is hashed where other memory was written, which may name it.
   const auto giveTo = [&](uint64_t add) {
     addAtPool(rig, view, other, 1, 1, true);
     view.atOther(base, 0, 1, add);

@@ -1,5 +1,5 @@
-// What the engine does for an extent that comes to VRAM and one that leaves, and for host memory,
-// as counts: a regression shows whatever the machine is.
+// The engine's calls for an extent that comes to VRAM and one that leaves, and for host memory, as
+// counts: a regression shows whatever the machine is.
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -56,7 +56,7 @@ void makeHostSlowly(DriverApi& api) {
   };
 }
 
-/// What was done for each extent that came to VRAM in some rounds.
+/// The calls for each extent that came to VRAM in some rounds.
 struct Cost {
   uint64_t extents = 0;
   std::array<double, kCalls> each{};
@@ -130,7 +130,7 @@ TEST_CASE("an extent that comes and one that leaves cost few calls of the driver
   const Cost cost = costOf(rig, regions);
   REQUIRE(cost.extents > 50);
   // A chunk of VRAM that is free serves the next extent of its size: none goes back to the driver,
-  // with its own mapping. Where any that were free went back for one it was 0.99 an extent.
+  // with its own mapping. When any free ones went back for one it was 0.99 an extent.
   CHECK(cost.each[kRelease] < 0.6);
   CHECK(cost.each[kUnmap] < 1.7);
   CHECK(cost.each[kMap] < 1.7);

@@ -23,8 +23,8 @@ bool hasDmaBufs() {
   return whyNoDmaBufs(driver().api, 0).empty();
 }
 
-/// Whether the GPU comes to no hash of what came, and whether the driver maps nothing or has no
-/// context any more.
+/// Switches: the GPU comes to no hash of what came; the driver maps nothing, or has no context any
+/// more.
 std::atomic<bool> g_held{false}, g_maps_nothing{false}, g_no_context{false};
 std::atomic<unsigned> g_refused{0};
 
@@ -78,7 +78,7 @@ bool comesTrue(What what) {
 
 struct Direct {
   explicit Direct(uint64_t host = 32 * kMiB,
-                  // What waits for VRAM waits for as long as it takes.
+                  // A wait for VRAM lasts as long as it takes.
                   Waits waits = {.chunk_ns = 1'000'000'000})
       : tier([] {
           auto made = std::make_shared<FakeRemote>(512 * kMiB, seedOr(31));
@@ -139,8 +139,8 @@ struct Direct {
       if (pool.book.extentAt(pieces[i])->state == state) found.push_back(i);
     return found;
   }
-  /// Launches that wait for what memservers have, until some of it comes straight to VRAM. What
-  /// comes ahead of launches does not.
+  /// Launches that wait for what memservers have, until some of it comes straight to VRAM. Extents
+  /// ahead of launches do not.
   bool receives() {
     const unsigned before = tier->directly().right;
     return comesTrue([&] {
@@ -295,7 +295,7 @@ TEST_CASE("what came to VRAM and the GPU does not come to check holds no launch 
   g_held = false;
   waiting.launch.join();
   CHECK(direct.allRight());
-  // What was late is over, and pages go straight again.
+  // The late transfer is over, and pages go straight again.
   CHECK(direct.receives());
   CHECK(direct.allRight());
   CHECK(direct.tier->broken() == nullptr);
@@ -403,7 +403,7 @@ TEST_CASE("what a card can't know goes by host RAM", "[pager][direct]") {
   CHECK(tier->directly().known <= 3);
   CHECK(valueOf(rig.figures().remote_in) > 0);
   CHECK(valueOf(counters().rdma.refused_bytes) - refused >= 5 * kPiece);
-  // Of those that are made later a card has others again.
+  // A card takes chunks that are made later again.
   tier->most_known = SIZE_MAX;
   rig.pool().setVramBudget(0, 24 * kMiB);
   CHECK(comesTrue([&] {

@@ -117,8 +117,8 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
     std::this_thread::sleep_for(std::chrono::milliseconds((10 + i / 5) * kPatience));
   }
   CHECK(valueOf(rig.figures().resident_bytes) == 6 * kBytes);
-  // Launches meanwhile, and budgets that change before the last is reached. Where memory in place
-  // is refused, a launch has to fit.
+  // Launches meanwhile, and budgets that change before the last is reached. If memory in place is
+  // refused, a launch has to fit.
   const char* const numa = std::getenv("OL_SIM_HOST_NUMA");
   const uint64_t least = numa != nullptr && *numa == '0' ? kBytes : kBytes / 2;
   for (uint64_t i = 0; i < 40; ++i, ++added) {

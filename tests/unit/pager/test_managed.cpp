@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kWordsOfPage = kPageBytes / 8;
 
-/// Whether the system serves faults of everybody, and tells reads and writes apart.
+/// True if the system serves faults of everybody, and tells reads and writes apart.
 bool servesReads() {
   const auto faults = cpu::openUserFaults();
   if (faults.ok() && faults.value()->reach() == cpu::UserFaults::Reach::kAll &&
@@ -62,7 +62,7 @@ struct Memory {
   }
 };
 
-/// What has crossed the bus since, in pages.
+/// The traffic over the bus since, in pages.
 class Traffic {
  public:
   explicit Traffic(Rig& rig) : figures_(rig.figures()), in_(in()), out_(out()), kept_(kept()) {}
@@ -177,7 +177,7 @@ TEST_CASE("what the CPU writes goes to the GPU, and no page beside it", "[pager]
   memory.add(1);
   REQUIRE(memory.wrong(6, 1) == 0);
   const Traffic traffic(rig);
-  // It has been read before.
+  // The page has been read before.
   memory.words(3)[0] = mix(6 + 3 * kWordsOfPage / kStep) + 1;
   memory.words(3)[7] = 77;
   memory.add(1);
@@ -208,7 +208,7 @@ TEST_CASE("what the GPU has not written does not go to the CPU again", "[pager][
   REQUIRE(memory.wrong(7, 0) == 0);
   CHECK(traffic.pagesIn() == 0);
   CHECK(traffic.pagesOut() == 0);
-  // A copy writes a word of one page. It is taken to be any page of the memory.
+  // A copy writes a word of one page. The word is taken to be in any page of the memory.
   const uint64_t value = mix(7) + 5;
   mustSucceed(rig.copyIn(CU_STREAM_LEGACY, memory.address, &value, sizeof(value), false), "copyIn");
   rig.synchronize();

@@ -284,7 +284,7 @@ TEST_CASE(
     "memory in place comes to VRAM once there is room, though nobody can tell when it is used",
     "[pager][memory][numa]") {
   const bool grows = GENERATE(true, false);  // the budget does, or other memory goes
-  // What is kept free for what comes next, 4 MiB here, is no room.
+  // Memory kept free for what comes next, 4 MiB here, is no room.
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr first = rig.allocate(2 * kMiB), other = rig.allocate(12 * kMiB),
                     more = rig.allocate(6 * kMiB);
@@ -384,7 +384,7 @@ TEST_CASE("frees of a stream that is held up hold up no other stream's", "[pager
     REQUIRE(rig.pool().freeAsync(block, rig.key(other)) == CUDA_SUCCESS);
     CHECK_FALSE(rig.pool().isAllocated(block));
     REQUIRE(driver().api.cuStreamSynchronize(other) == CUDA_SUCCESS);
-    // What a stream has come to is free to who asks how much is.
+    // Memory that a stream has freed counts as free.
     CHECK(rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes == room);
   }
   go = true;
@@ -812,7 +812,7 @@ TEST_CASE("exported memory lies in chunks of its own and stays in VRAM", "[pager
   REQUIRE(rig.pool().makeExportable(small, &slot) == CUDA_SUCCESS);
   CHECK(slot.offset < 2 * kMiB);
   CHECK(slot.pieces.size() == 1);
-  // It is what it was, and goes on being used while all else comes and goes.
+  // The allocation is what it was, and goes on being used while all else comes and goes.
   for (int round = 0; round < 2; ++round) {
     rig.press();
     CHECK(rig.holds(large, 6 * kMiB, 1, static_cast<uint64_t>(round)));
@@ -942,7 +942,7 @@ TEST_CASE("all devices share one host tier", "[pager][devices]") {
   CHECK(there.size() == 2);  // its VRAM
   CHECK(rig.pool().memoryInfo(rig.context(), other.device()).free_bytes == 0);
   useAll();
-  // What one gives back the other can have.
+  // Memory that one gives back the other can have.
   for (int i = 0; i < 4; ++i) {
     rig.free(here.back());
     here.pop_back();

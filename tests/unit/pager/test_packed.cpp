@@ -1,4 +1,4 @@
-// What streams crosses the bus packed: the bytes are the program's all the same, also where an
+// Streamed pages cross the bus packed: the bytes are the program's all the same, also where an
 // image is spoilt, outdated, or its unpacking held up.
 #include <atomic>
 #include <chrono>
@@ -18,7 +18,7 @@ namespace kernels = olpager::kernels;
 
 constexpr uint64_t kPage = 2 * kMiB;
 constexpr uint64_t kVram = 48 * kMiB;
-// Of so little VRAM this share gives slots to single pages, and half of it none.
+// With so little VRAM this share gives slots to single pages, and half of it none.
 constexpr Packing kPacking{.slots_share = 8, .late_pause_ns = 300'000'000};
 // On a busy machine a launch that waits uses no memory in place here: nothing would stream.
 constexpr Waits kWaits{.in_place_ns = 2'000'000'000};
@@ -207,7 +207,7 @@ TEST_CASE("images take no host memory that others need", "[pager][packed][numa][
   Rig rig({.vram = kVram, .host = kHost, .packing = kPacking, .seconds = 400, .alter = watch});
   Walk walk(rig);
   for (int i = 0; i < 6; ++i) walk.round();
-  // What the budget says can be allocated, images or not.
+  // The whole budget can be allocated, images or not.
   std::vector<CUdeviceptr> more;
   CUdeviceptr address = 0;
   while (more.size() < (kVram + kHost) / kPage &&

@@ -384,8 +384,8 @@ TEST_CASE("a pass that begins while a copy into a variable is being submitted ha
     rig.free(large);
   }
   {
-    // What fills VRAM is used by a launch that does not end: another one, which needs room, waits
-    // in vain for victims there.
+    // The memory that fills VRAM is used by a launch that does not end: another one, which needs
+    // room, waits in vain for victims there.
     Gate gate(rig);
     gate.close();
     rig.fill(large, kLarge, 1, gate.stream);
@@ -436,7 +436,7 @@ TEST_CASE("a scan that begins while a second copy into memory is being submitted
   const char* const source = static_cast<const char*>(pinned);
   rig.press();
   const CUstream copies = rig.makeStream(), more = rig.makeStream();
-  // What is used first is there: nobody evicts, and so scans, anything meanwhile.
+  // Memory used first is there: nobody evicts, and so scans, anything meanwhile.
   for (const CUdeviceptr used : {table, out, other_out, targets[0]})
     rig.launch(copies, "setEntry", used, uint64_t{0}, uint64_t{0});
   REQUIRE(driver().api.cuStreamSynchronize(copies) == CUDA_SUCCESS);
@@ -540,7 +540,7 @@ void holdPasses(bool held) {
   g_passes.held = held;
 }
 
-/// Whether so many have begun since they are held.
+/// True once so many have begun since they are held.
 bool passesCome(size_t wanted) {
   for (unsigned look = 0; look < 3000; ++look) {
     {
@@ -693,7 +693,7 @@ TEST_CASE("large and many variables are looked at", "[pager][pointers][roots][lo
   size_t bytes = 0;
   REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
           CUDA_SUCCESS);
-  // Of the kind that variables are: memory of the driver's own.
+  // Memory of the kind that variables are: the driver's own.
   REQUIRE(driver().api.cuMemAlloc_v2(&memory, 20 * kMiB) == CUDA_SUCCESS);
   REQUIRE(driver().api.cuMemsetD8Async(memory, 0, 20 * kMiB, CU_STREAM_LEGACY) == CUDA_SUCCESS);
   CUdeviceptr place = 0;

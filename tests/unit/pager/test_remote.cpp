@@ -150,13 +150,13 @@ TEST_CASE("copies at memservers of what is here give way to what is not", "[page
 }
 
 namespace {
-// Whether memservers were asked for something that had not left VRAM yet, which depends on where
+// True if memservers were asked for something that had not left VRAM yet, which depends on where
 // the engine had put things.
 bool losesWhatLeaves() {
   const Remote remote;
   std::atomic<bool> forgets{false};
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
-  // What is asked for as it is about to leave VRAM. Who asks has the pool's mutex.
+  // Forgets what is asked for as it is about to leave VRAM. The asker has the pool's mutex.
   remote.tier->forgets = [&](uint64_t address) {
     if (!forgets) return false;
     const Extent* const extent = PoolInside::of(rig.pool()).book.extentAt(address);
@@ -239,8 +239,8 @@ TEST_CASE("a launch that finds all tiers full is refused soon", "[pager][remote]
   const auto worked = busy() - before;
   CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20));
-  // Waiting is no work: the engine and the launch do not wake each other without end. It waits for
-  // five seconds.
+  // Waiting is no work: the engine and the launch do not wake each other without end. The launch
+  // waits for five seconds.
   CAPTURE(std::chrono::duration_cast<std::chrono::milliseconds>(worked).count());
   CHECK(worked < std::chrono::milliseconds(150) * kPatience);
   remote.tier->no_room = false;
@@ -307,7 +307,7 @@ TEST_CASE("lost memory is refused, never replaced", "[pager][remote]") {
   for (unsigned i = 0; i < kCount; ++i) {
     CUresult result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i],
                                     uint64_t{1}, kStep, uint64_t{0});
-    // What a launch used may have left VRAM again before the copy, and be lost by then.
+    // Memory that a launch used may have left VRAM again before the copy, and be lost by then.
     bool holds = false;
     if (result == CUDA_SUCCESS) result = rig.tryHolds(pieces[i], kPiece, 9 + i, 0, &holds);
     if (result == CUDA_SUCCESS) {
@@ -320,7 +320,7 @@ TEST_CASE("lost memory is refused, never replaced", "[pager][remote]") {
   }
   INFO(refused << " of " << kCount << " lost");
   CHECK(refused > 0);
-  // Who needs an address that stays does not wait for what is gone either.
+  // A pin, which needs an address that stays, does not wait for lost memory either.
   unsigned unpinnable = 0;
   for (const CUdeviceptr piece : pieces) {
     const CUresult result = rig.pool().pin(piece);

@@ -26,8 +26,8 @@ RigOptions options() {
           }};
 }
 
-/// What a model does: a few rows of a large table, then all of several weights. Each word used goes
-/// up by one.
+/// The steps of a model: a few rows of a large table, then all of several weights. Each word used
+/// goes up by one.
 void step(Rig& rig, CUdeviceptr table, const std::vector<CUdeviceptr>& weights) {
   rig.launch(CU_STREAM_LEGACY, "addTo", table, uint64_t{8}, kStep, uint64_t{1});
   for (const CUdeviceptr weight : weights)
@@ -101,9 +101,9 @@ TEST_CASE("a table of which launches touch little stays in host memory", "[pager
   Rig rig(options());
   Model model = makeModel(rig);
   REQUIRE(stepUntil(rig, model, true));
-  // What is to make room for what is in place is not called back for as long as it is on its way,
-  // again and again; and the table is not among what comes in. It comes to be so: how soon is a
-  // matter of what else the machine does.
+  // An extent that is to make room for one in place is not called back for as long as it is on its
+  // way, again and again; and the table is not among those that come in. The state comes about: how
+  // soon is a matter of what else the machine does.
   const auto settled = [&] {
     const uint64_t before = rig.figures().bytes_in.load(),
                    stayed = rig.figures().evictions_cancelled.load();

@@ -116,7 +116,7 @@ TEST_CASE("streamed: tensors that copies have filled come to VRAM in the order o
   if (!kInstrumented && waitsForNobody()) {
     CHECK(used_in_place * 20 <= valueOf(rig.figures().launches) - launches);
     CHECK(came > 0);
-    // Of what is copied ahead some gives way again, where VRAM has room for so little.
+    // Some of the copies made ahead give way again, where VRAM has room for so little.
     CHECK(came * 4 <= 5 * kRounds * kTensors * kTensor);
   }
   CHECK(valueOf(rig.figures().bytes_out) == out);  // it is only read: what leaves is dropped

@@ -36,7 +36,7 @@ struct Buffer {
 };
 
 /// One thread's life: allocations, launches, copies and frees by chance, contents followed by a
-/// model. What went wrong.
+/// model. Returns what went wrong.
 std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned steps,
                  uint64_t most_bytes) {
   rig.enterThread();
@@ -370,7 +370,7 @@ TEST_CASE("stopping while work goes on ends in time", "[pager][end]") {
     threads.emplace_back([&, i] {
       const CUstream stream = nullptr;
       static_cast<void>(stream);
-      // Whatever is refused after the stop ends a thread's life; nothing hangs.
+      // A refusal after the stop ends a thread's life; nothing hangs.
       static_cast<void>(live(rig, {rig.context(), CU_STREAM_LEGACY, 0}, seed + i, 60, 16 * kMiB));
     });
   std::this_thread::sleep_for(std::chrono::milliseconds(150));
@@ -469,7 +469,7 @@ TEST_CASE("thousands of threads have launched and live on", "[pager][threads]") 
   }
   for (const pthread_t thread : threads) pthread_join(thread, nullptr);
   CHECK(Hazards::passed(snapshot));
-  // What ended threads leave is used again.
+  // Slots of ended threads are used again.
   HazardSlot* again = nullptr;
   std::thread([&] { again = hazards().mine(); }).join();
   CHECK(shared.slots.contains(again));
@@ -670,7 +670,7 @@ TEST_CASE("what is being submitted is not over", "[pager][threads]") {
 
 namespace {
 
-// What cuCtxSynchronize answers without looking, and how often it was asked; CUDA_SUCCESS: the
+// The answer of cuCtxSynchronize without a look, and how often it was asked; CUDA_SUCCESS: the
 // driver's own answer.
 std::atomic<CUresult> g_refusal{CUDA_SUCCESS};
 std::atomic<unsigned> g_asked{0};
@@ -726,7 +726,7 @@ TEST_CASE("streams of a context are waited for one by one", "[pager][threads]") 
   table.streamDestroyed(rig.key(gone));  // its last launch has a mark
   table.synchronizeEach(rig.context());
   CHECK(table.quiet(4));
-  // Of one that captures nothing is known, nor of another thread's own.
+  // Nothing is known of one that captures, nor of another thread's own.
   table.find(rig.key(captures))->last = 5;
   REQUIRE(driver().cuStreamBeginCapture_v2(captures, CU_STREAM_CAPTURE_MODE_RELAXED) ==
           CUDA_SUCCESS);
@@ -770,7 +770,7 @@ TEST_CASE("what a refused synchronisation did not wait for is not freed", "[page
 
 namespace {
 
-// Who records an event waits for leave, where asked to.
+// A recording of an event waits for leave, where asked to.
 struct Recording {
   std::mutex mutex;
   std::condition_variable changed;

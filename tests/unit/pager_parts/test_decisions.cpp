@@ -1,5 +1,5 @@
-// What the pager decides without a driver: the next step for a launch that waits, which of a
-// round's allocations stay, and by which address the lower tier knows an extent.
+// The pager's decisions without a driver: the next step for a launch that waits, which of a round's
+// allocations stay, and by which address the lower tier knows an extent.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -154,7 +154,7 @@ TEST_CASE("of a round so much stays as there is room for, evenly spread", "[deci
       REQUIRE(region->placement != Placement::kUnplanned);
       before += region->pages;
       if (region->placement == Placement::kKeep) stays += region->pages;
-      // Of each part as large a share as of the whole.
+      // Each part's share is as large as that of the whole.
       CHECK(stays * total <= before * room + total * largest);
       CHECK(before * room <= stays * total + total * largest);
     }

@@ -282,7 +282,7 @@ TEST_CASE("a short history wraps, forgets and never reads outside itself", "[pre
         REQUIRE(seen.insert(ahead).second);
         REQUIRE(distance >= last);
         last = distance;
-        // What upcoming says and what nextUse says are one thing.
+        // The answers of upcoming and nextUse are one thing.
         REQUIRE(predictor.nextUse(ahead).distance == distance);
         return true;
       });

@@ -353,7 +353,7 @@ TEST_CASE("runs at given addresses: only where all of it is free", "[space]") {
 
 TEST_CASE("who chooses addresses by the same rules finds them free", "[space]") {
   auto random = seededRandom("chosen addresses");
-  // Who chooses may keep addresses that the other has back.
+  // The chooser may keep addresses that the other has back.
   SlabFixture chooser{.empty =
                           GENERATE(SlabAllocator::Empty::kDrop, SlabAllocator::Empty::kKeepOne)},
       follower;
@@ -386,7 +386,7 @@ TEST_CASE("who chooses addresses by the same rules finds them free", "[space]") 
   CHECK(chooser.addresses.usedPages() == follower.addresses.usedPages());
   CHECK(chooser.slabs.usedSlots() == follower.slabs.usedSlots());
   CHECK(chooser.live == follower.live);
-  // What is no slot, or one of another class, or used otherwise.
+  // An address that is no slot, or one of another class, or used otherwise.
   for (const auto& [address, bytes] : live) {
     if (bytes >= kPageBytes) {
       CHECK_FALSE(follower.slabs.allocateAt(address, 100));

@@ -1,5 +1,4 @@
-// What crosses the wire: the directory's messages in records, and the blocks of an extent that
-// differ.
+// Messages on the wire: the directory's, in records, and the blocks of an extent that differ.
 #include <random>
 
 #include "coherence/pages/batch.h"

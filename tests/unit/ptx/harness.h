@@ -1,4 +1,4 @@
-// What the PTX tests share: device memory made of host buffers, and a module that is compiled,
+// Shared by the PTX tests: device memory made of host buffers, and a module that is compiled,
 // linked and launched in a line.
 #pragma once
 
@@ -103,7 +103,7 @@ inline std::string readFile(const std::string& path) {
   return text.str();
 }
 
-/// Where the build puts the kernels' PTX.
+/// The file where the build puts a kernel's PTX.
 inline std::string kernelFile(const std::string& name) {
   return std::string(PTX_TEST_KERNELS) + "/" + name + ".ptx";
 }

@@ -86,7 +86,7 @@ struct Rig {
   Device device;
 };
 
-/// What the programming guide says, dimension after dimension.
+/// The rules of the programming guide, dimension after dimension.
 class Reference {
  public:
   Reference(Rig& rig, const Texture& texture) : rig_(rig), texture_(texture) {}

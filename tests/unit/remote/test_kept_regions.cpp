@@ -121,7 +121,7 @@ TEST_CASE("letting go waits for what is under way", "[kept]") {
   CHECK(kept.memory().bytes == 0);
 }
 
-// What was refused is tried again by its next transfer, for which there is room then.
+// A refused region is tried again by its next transfer, for which there is room then.
 TEST_CASE("once a card can't have more, less stays registered", "[kept]") {
   Kept kept;
   kept.card->most = 4 * kChunk;

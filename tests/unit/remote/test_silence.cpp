@@ -180,7 +180,7 @@ TEST_CASE("a receive that nobody wants any more does not wait for a memserver th
     CHECK(caller.tier->holds(id, end.hash));
     all[id]->fill(seed + 100 + id);  // the caller's again
   }
-  // What is wanted waits, and comes.
+  // A wanted page waits, and comes.
   a.wire->thaw();
   REQUIRE(caller.await(kCount - 1).outcome == Outcome::kDone);
   CHECK(all[kCount - 1]->holds(seed + kCount - 1));

@@ -55,7 +55,7 @@ TEMPLATE_TEST_CASE("what was sent comes back", "[transfers]", Tcp, Shm) {
   auto figures = caller.tier->figures();
   CHECK(figures.held_bytes == total);
   CHECK(figures.sent_bytes == 3 * total * replicas);
-  // What was late has been read twice.
+  // Late pages have been read twice.
   CHECK((replicas > 1 ? figures.received_bytes >= 3 * total : figures.received_bytes == 3 * total));
   CHECK(figures.lost_bytes == 0);
   CHECK_FALSE(figures.degraded);

@@ -68,7 +68,7 @@ pager::CountersSnapshot program(uint32_t pid) {
   return one;
 }
 
-// The file of a process `pid` that runs, in `folder`, as `user` has written it. Its path.
+// The file of a process `pid` that runs, in `folder`, as `user` has written it. Returns its path.
 std::string writeCounters(const std::string& folder, uint64_t pid, uid_t user) {
   auto block = std::make_unique<pager::CountersFile>();
   pager::set(block->head.magic, pager::kCountersMagic);

@@ -66,7 +66,7 @@ TEST_CASE("a primary context has one handle, and is active while retained", "[co
   CHECK(CU(cuMemAlloc)(&p, 1 << 20) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
   OK(CU(cuDevicePrimaryCtxRetain)(&second, 0));
   OK(CU(cuMemAlloc)(&p, 1 << 20));
-  // What was retained before the reset is still counted, as on hardware.
+  // Contexts retained before the reset are still counted, as on hardware.
   OK(CU(cuDevicePrimaryCtxRelease)(0));
   OK(CU(cuDevicePrimaryCtxGetState)(0, &flags, &active));
   CHECK(active == 1);

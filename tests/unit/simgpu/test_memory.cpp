@@ -200,7 +200,7 @@ TEST_CASE("pools reuse memory in stream order", "[pool]") {
   CHECK(freeBytes() < before);
   OK(CU(cuMemPoolTrimTo)(pool, 0));
   CHECK(freeBytes() == before);
-  // What a pool keeps is given up when the device runs out.
+  // Memory that a pool keeps is given up when the device runs out.
   OK(CU(cuMemAllocAsync)(&p, 8 << 20, stream));
   OK(CU(cuMemFreeAsync)(p, stream));
   OK(CU(cuStreamSynchronize)(stream));

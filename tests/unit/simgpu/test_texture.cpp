@@ -1,5 +1,5 @@
-// What texture and surface objects may be made from. That kernels read them right is shown by
-// tests/unit/ptx and tests/apps.
+// Sources of texture and surface objects. That kernels read them right is shown by tests/unit/ptx
+// and tests/apps.
 #include "driver.h"
 
 using namespace simgpu_test;

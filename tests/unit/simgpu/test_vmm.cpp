@@ -9,7 +9,7 @@ using namespace simgpu_test;
 
 namespace {
 
-/// Whether the CPU can read a byte there, asked of the kernel.
+/// True if the CPU can read a byte there, asked of the kernel.
 bool cpuCanRead(CUdeviceptr address) {
   int ends[2];
   REQUIRE(pipe(ends) == 0);

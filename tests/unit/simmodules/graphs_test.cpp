@@ -411,7 +411,7 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
     gpu.run(exec);
     CHECK(gpu.total() == 9);
 
-    // Where the memory is does not matter as long as it is mapped.
+    // The place of the memory does not matter as long as it is mapped.
     CUgraphExecUpdateResultInfo info{};
     place(host);
     CU(cuGraphExecUpdate(exec, graph, &info));
@@ -475,8 +475,8 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
       CU(cuGraphMemsetNodeSetParams(set_node, &elsewhere));
       CU(cuGraphExecUpdate(exec, graph, &info));
 
-      // What has more than one dimension stays so: a copy as it is, a memset at other addresses and
-      // with other values.
+      // An operation of more than one dimension stays so: a copy as it is, a memset at other
+      // addresses and with other values.
       CU(cuGraphMemcpyNodeSetParams(copy_node, &rows));
       CU(cuGraphMemsetNodeSetParams(set_node, &block));
       CU(cuGraphExecDestroy(exec));

@@ -90,7 +90,7 @@ TEST_CASE("globals, constants and managed variables have memory with their first
   CHECK(reinterpret_cast<const int*>(address)[1] == 20);  // the CPU reads it in place
   CHECK(cuModuleGetGlobal(&address, &bytes, module, "absent") == CUDA_ERROR_NOT_FOUND);
 
-  // What the host writes, a kernel sees, and the reverse.
+  // The host's writes are seen by a kernel, and the reverse.
   CU(cuModuleGetGlobal(&address, nullptr, module, "table"));
   const float two_and_half = 2.5f;
   CU(cuMemcpyHtoD(address + 4, &two_and_half, 4));
@@ -277,7 +277,7 @@ TEST_CASE("libraries load without a context and instantiate in each context that
     CU(launch(sum, 1, 1, 0, nullptr, out));
     CHECK(gpu.read<int>(out) == 60);
     CHECK(cuModuleUnload(module) != CUDA_SUCCESS);  // it is the library's
-    // What is set for the kernel on the device holds for its function.
+    // Attributes set for the kernel on the device hold for its function.
     CU(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 60000, bump, 0));
     CU(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function));
     CHECK(value == 60000);

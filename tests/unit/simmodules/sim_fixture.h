@@ -1,4 +1,4 @@
-// What the tests of the simulated GPU share: a context, device memory, samples.
+// Shared by the tests of the simulated GPU: a context, device memory, samples.
 #pragma once
 
 #include <cuda.h>

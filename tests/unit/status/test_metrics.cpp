@@ -186,7 +186,8 @@ TEST_CASE("a token whose file changes is another one from then on") {
   place(second + "\n");
   CHECK_FALSE(may(first));
   CHECK(may(second));
-  // What is no token, or what others can read, changes nothing; nor does a file that is away.
+  // A text that is no token, or a file that others can read, changes nothing; nor does a file that
+  // is away.
   place("short\n");
   CHECK(may(second));
   CHECK_FALSE(may("short"));

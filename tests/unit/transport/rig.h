@@ -46,7 +46,7 @@ bool haveCard();
     SUCCEED("skipped: OL_TEST_RDMA_ADDRESS names no card's address"); \
     return;                                                           \
   }
-/// Where a test listens with these options.
+/// The address at which a test listens with these options.
 std::string addressFor(const Options& options);
 
 /// Two mappings of one memory in one process: the sanitizer sees neither that they are the same nor
@@ -61,7 +61,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   UNSEEN_BY_TSAN void fill(uint64_t seed);
-  /// Whether [offset, + length) is what fill(seed) put there.
+  /// True if [offset, + length) is what fill(seed) put there.
   UNSEEN_BY_TSAN bool holds(uint64_t seed, uint64_t offset, uint64_t length) const;
   static std::byte patternAt(uint64_t seed, uint64_t offset);
   Memory memory() const { return {base, length, fd, 0}; }
@@ -126,9 +126,10 @@ struct RawShmPeer {
 /// clear once hands are shaken.
 struct RawVerbsPeer {
   explicit RawVerbsPeer(const std::string& address);
-  /// Of a peer's region: how this one's card reaches it. The acceptor is asked as a link asks it.
+  /// The way by which this one's card reaches a peer's region. The acceptor is asked as a link asks
+  /// it.
   wire::Reach reach(uint64_t key);
-  /// What a frame says, on the first connection; false: it takes no more.
+  /// Sends a frame on the first connection; false: it takes no more.
   bool say(const wire::Header& header, std::span<const std::byte> payload);
   /// Posts one request in the class's queue pair and waits until it has ended, well or not.
   ibv_wc_status move(Class klass, ibv_wr_opcode how, uint64_t address, uint32_t rkey,
@@ -141,7 +142,7 @@ struct RawVerbsPeer {
   std::unique_ptr<verbs::QueuePairs> pairs;
 };
 
-/// Who listens at an address of 127.0.0.1, without a key, and answers one greeting with the same
+/// Listens at an address of 127.0.0.1, without a key, and answers one greeting with the same
 /// greeting, as changed by `change`; then it waits until the other end goes.
 struct RawAcceptor {
   explicit RawAcceptor(std::function<void(wire::Hello&)> change);

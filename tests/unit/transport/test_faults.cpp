@@ -201,7 +201,7 @@ TEST_CASE("encrypted, a changed bit ends the link and is never taken for data", 
     Buffer here(8 << 20);
     here.fill(1);
     const auto local = client.add(here, kLocalOnly);
-    // What is read and written is the same everywhere: nothing else may ever be seen, whatever ends
+    // Bytes read and written are the same everywhere: nothing else may ever be seen, whatever ends
     // half-way.
     downs += exercise(client, link.value(), whole(region), local, random, 300).down ? 1 : 0;
     if (link.value()->state() == LinkState::kUp) {
@@ -272,7 +272,7 @@ TEST_CASE("a peer that falls silent is lost in its time", "[faults]") {
   REQUIRE(peer->reason().find("not answered") != std::string::npos);
 }
 
-// The other process of the next one. It ends without Catch's words.
+// The other process of the next one. The process ends without Catch's words.
 TEST_CASE("a process that serves", "[.serving]") {
   int channel = -1, choice = 0;
   const char* const told = std::getenv("OL_TEST_SERVE");
@@ -441,7 +441,7 @@ TEMPLATE_TEST_CASE("memory is lent in parts, to one peer after another", "[fault
     REQUIRE(move(again.value(), false, Class::kDemand) == Outcome::kOk);
     REQUIRE(lender.there.holds(1, 0, kPart));
     REQUIRE(lender.there.holds(1, 2 * kPart, kPart));
-    // What was taken back is reached no more, by whatever key.
+    // Memory that was taken back is reached no more, by whatever key.
     const RemoteKey gone = middle.value()->key();
     middle.value().reset();
     lender.there.fill(1);
@@ -577,7 +577,7 @@ TEST_CASE("queue pairs of a peer that breaks every rule - Rdma", "[faults][fuzz]
   Options options = optionsFor(Choice::kVerbs);
   options.limits.handshakes_per_second = 100000;
   Pair pair(options);
-  // What may be read, between what nobody was granted.
+  // The readable part, between what nobody was granted.
   constexpr uint64_t kPart = 1 << 20;
   Buffer there(3 * kPart);
   there.fill(6);

@@ -27,8 +27,8 @@ Options patient() {
   return options;
 }
 
-/// Whatever arrives for this socket is lost, and so is every acknowledgement: its host has lost its
-/// power.
+/// Bytes that arrive for this socket are lost, and so is every acknowledgement: its host has lost
+/// its power.
 void vanish(const base::UniqueFd& fd) {
   sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
   const sock_fprog program{1, nothing};
@@ -66,7 +66,7 @@ TEST_CASE("a peer that is stopped while its window is full keeps its link", "[ho
   std::this_thread::sleep_for(std::chrono::milliseconds(4 * kDeadMs));
   INFO(link->reason());
   REQUIRE(link->state() == LinkState::kUp);
-  // It goes on, and all is there.
+  // The link goes on, and all is there.
   std::vector<std::byte> got(wire::kMaxSlice);
   for (uint32_t i = 0; i < kSlices; ++i) {
     wire::Header header;
@@ -76,7 +76,7 @@ TEST_CASE("a peer that is stopped while its window is full keeps its link", "[ho
             static_cast<ssize_t>(got.size()));
     REQUIRE(std::memcmp(got.data(), buffer.base + header.offset, got.size()) == 0);
   }
-  // It was asked whether it lives, and not again and again. (Where this took long to begin, once
+  // The link was asked whether it lives, and not again and again. (If this took long to begin, once
   // before it asked for anything.)
   char pings[4 * sizeof(wire::Header)];
   const ssize_t got_pings = recv(peer.control.get(), pings, sizeof pings, 0);

@@ -1,4 +1,4 @@
-// What every transport promises, on each of them.
+// The promises of every transport, on each of them.
 #include <dlfcn.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
@@ -255,7 +255,7 @@ TEMPLATE_TEST_CASE("memory without a CPU address is told to be out of reach", "[
   CHECK(pair.client.await(Kind::kRead).outcome == Outcome::kUnreachable);
   REQUIRE(pair.up->write({&all, 1}, whole(there), Class::kDemand, 0) == Outcome::kOk);
   CHECK(pair.client.await(Kind::kWrite).outcome == Outcome::kUnreachable);
-  // Whether a card reaches it is known when it is asked.
+  // A question shows whether a card reaches it.
   const auto posted = pair.up->read({&unreached, 1}, whole(there), Class::kDemand, 0);
   const bool asked = TestType::kKind == LinkKind::kVerbs && posted == Outcome::kOk;
   CHECK((asked ? pair.client.await(Kind::kRead).outcome : posted) == Outcome::kUnreachable);

@@ -150,7 +150,7 @@ TEST_CASE("regions: keys, rights, ends", "[regions]") {
   REQUIRE(domain->pin(key.key, UINT64_MAX, 2, kRemoteRead, pin) == Outcome::kBadRange);
   REQUIRE(domain->pin(key.key + 1, 0, 1, kRemoteRead, pin) == Outcome::kBadRange);
   REQUIRE(other->pin(key.key, 0, 1, kRemoteRead, pin) == Outcome::kBadRange);
-  // Its end waits for who is touching it.
+  // The region's end waits for who is touching it.
   REQUIRE(domain->pin(key.key, 0, 1, kRemoteRead, pin) == Outcome::kOk);
   std::atomic<bool> ended{false};
   std::thread ending([&] {
@@ -237,14 +237,15 @@ TEST_CASE("regions: a card knows each once, until it ends", "[regions]") {
   CHECK(card->known == 0);
   CHECK(other->known == 0);
   CHECK(watcher->told.empty());  // no peer could reach it
-  // What a card can't is asked for once.
+  // A registration that a card refuses is asked for once.
   card->refuses = true;
   region = registerMemory(domain, buffer.memory(), kRemoteRead).value();
   CHECK(region->entry()->registered(on(card)) == nullptr);
   CHECK(region->entry()->registered(on(card)) == nullptr);
   CHECK(card->asked == 2);
   card->refuses = false;
-  // What a peer could reach is told to it; what the card still holds then ends the domain's links.
+  // The end of a region that a peer could reach is told to it; one that the card still holds then
+  // ends the domain's links.
   region = registerMemory(domain, buffer.memory(), kRemoteRead).value();
   region->entry()->registered(on(card));
   region->entry()->reachable = true;
@@ -456,7 +457,7 @@ TEST_CASE("sockets of processes that were killed are removed, and no others", "[
   removeDeadSockets(folder);
   CHECK(!isThere(dead));
   for (const auto& kept : {live, silent, fresh, file, link, other}) CHECK(isThere(kept));
-  // Who listens has not heard of it.
+  // The listener has not heard of it.
   CHECK(accept4(listening.get(), nullptr, nullptr, SOCK_NONBLOCK) == -1);
   CHECK(errno == EAGAIN);
   removeDeadSockets(folder + "/none");
@@ -477,7 +478,7 @@ TEST_CASE("a pair of one host whose file systems are not the same has TCP", "[tr
   CHECK(pair.peer->state() == LinkState::kDown);
   REQUIRE(next->send(MessageClass::kNotice, bytesOf("by TCP")) == Outcome::kOk);
   CHECK(textOf(pair.server.await(Kind::kMessage).message) == "by TCP");
-  // Who wants nothing else hears what is in the way.
+  // A side that wants nothing else hears what is in the way.
   Side strict(optionsFor(Choice::kShm));
   const auto refused =
       strict.endpoint->connect(pair.listener->address(), {strict.domain, strict.queue, ""});

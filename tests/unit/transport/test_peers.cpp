@@ -249,7 +249,7 @@ TEST_CASE("a slice that is left half sent does not hold the memory it goes to", 
   const std::vector<std::byte> half(32 << 10);
   REQUIRE(send(peer.lane.get(), half.data(), half.size(), MSG_NOSIGNAL) ==
           static_cast<ssize_t>(half.size()));
-  // It is alive otherwise: it answers every ping.
+  // The peer is alive otherwise: it answers every ping.
   std::thread alive([&] {
     for (wire::Header header;
          recv(peer.control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header;) {

@@ -1,4 +1,4 @@
-// Links over several cards. Which these are, OL_TEST_RDMA_RAILS says: "10.0.0.1,10.1.0.1" at the
+// Links over several cards. The addresses are in OL_TEST_RDMA_RAILS: "10.0.0.1,10.1.0.1" at the
 // connector's end and OL_TEST_RDMA_PEER_RAILS at the acceptor's. OL_TEST_RDMA_WIRES names the
 // network interfaces of each rail, the connector's first: "wire0,wire1,wire2,wire3". Without them
 // there is nothing to run: tests/guest/ has them.
@@ -91,7 +91,7 @@ class Refusal {
   inline static std::atomic<int> refused_{0};
 };
 
-// Of all cards of this machine.
+// The names of all cards of this machine.
 std::vector<std::string> cardNames() {
   int count = 0;
   ibv_device** const devices = verbs::api()->ibv_get_device_list(&count);
@@ -140,7 +140,7 @@ struct RailPair {
     return options;
   }
 
-  // What is lent of memory in the store is in the server's domain.
+  // Memory lent from the store is in the server's domain.
   DomainPtr store = makeDomain();
   Side server, client;
   std::unique_ptr<Listener> listener;
@@ -350,7 +350,7 @@ struct Busy {
       here.base[at(slot) + i] = Buffer::patternAt(slots[slot].seed, i);
     post(slot, random);
   }
-  /// What has happened; goes on with new operations while it is to.
+  /// Takes what has happened; goes on with new operations while it is to.
   void step(bool go_on, std::mt19937_64& random) {
     for (auto one = side.next(200us); one; one = side.next(0us)) {
       INFO(up->reason());
@@ -461,7 +461,7 @@ TEST_CASE("a rail whose port is down is set aside, also when nothing is under wa
   NEEDS_RAILS();
   RailPair pair(60000);  // no transfer would tell so soon
   const std::string wire = namedBy("OL_TEST_RDMA_WIRES").at(1);
-  // Its routes go with the interface, and neighbours that are known from the start.
+  // The interface's routes go with it, and neighbours that are known from the start.
   const olpager::test::TemporaryFolder folder;
   const std::string routes = folder.path + "/routes";
   const auto shell = [](const std::string& command) { return std::system(command.c_str()); };

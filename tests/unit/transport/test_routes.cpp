@@ -153,7 +153,7 @@ TEST_CASE("a route alone opens nothing", "[routes]") {
   front.second.listener.reset();  // ended, and the route is still there
   says(3, kSecond, "is not here, or not any more");
   CHECK(front.tryTo(1, 0, front.side).empty());
-  // Who has nobody behind him.
+  // A listener with nobody behind it.
   Side alone(with(1));
   const auto listener = alone.endpoint->listen("127.0.0.1:0", into(alone));
   REQUIRE(listener.ok());
@@ -182,7 +182,7 @@ TEST_CASE("limits of who is behind an address are its own", "[routes]") {
   }
   INFO(told);
   CHECK(told.find("handshakes a second from one address") != std::string::npos);
-  // Who says no more than the route is not waited for.
+  // A peer that says no more than the route is not waited for.
   const auto to = resolve(listener.value()->address(), false).value().front();
   for (const auto kind : {wire::Preamble::Kind::kTlsLink, wire::Preamble::Kind::kLane})
     CHECK(closes(begun(to, kFirst, kind)));

@@ -1,4 +1,4 @@
-// Who may connect, and what becomes of those who may not.
+// Connections that are let in, and the fate of those that are not.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -146,7 +146,7 @@ TEST_CASE("key files", "[trust]") {
       REQUIRE(!refused.ok());
       REQUIRE(refused.error().message.find("; run: chmod ") != std::string::npos);
     }
-    // Of root's, as this test may make them, the group may read.
+    // Root's files, as this test may make them, may be readable for the group.
     for (const mode_t mode : {0640, 0440}) {
       chmod(path.c_str(), mode);
       REQUIRE(loadKeys(path).ok() == (geteuid() == 0));
@@ -340,7 +340,7 @@ TEST_CASE("limits on handshakes", "[trust]") {
   options.limits.handshakes = 4;
   options.limits.links = 2;
   Target target(options);
-  // Who says nothing is not waited for.
+  // A silent peer is not waited for.
   const int silent = target.connect();
   const auto begin = std::chrono::steady_clock::now();
   REQUIRE(Target::closed(silent));
@@ -560,7 +560,7 @@ TEST_CASE("who greets and opens no lanes keeps nobody out", "[trust]") {
   opening.hello = EndpointCore(options).hello();
   opening.hello.lanes = wire::kMaxLanes;
   std::vector<base::UniqueFd> held;
-  // Of two addresses, none of them that of who comes.
+  // The places are of two addresses, none of them that of who comes.
   for (uint32_t i = 0; i < 40; ++i) {
     base::UniqueFd& fd = held.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in from{};
@@ -600,7 +600,7 @@ TEST_CASE("who is refused at once is told why, with a key as well", "[trust]") {
     goodbye.header.length = sizeof goodbye.text;
     send(peer.get(), &goodbye, sizeof goodbye, MSG_NOSIGNAL);
     waitFor(peer.get(), POLLIN, nowMs() + 5000);
-    // What it has sent is not read, so that the connection ends with a reset.
+    // The peer's bytes are not read, so that the connection ends with a reset.
   });
   Side client(keyed({{"k", 1}}, Tls::kAll));
   const auto link = client.endpoint->connect(bound.text(), {client.domain, client.queue, ""});
@@ -743,8 +743,8 @@ TEMPLATE_TEST_CASE("a key that was taken back refuses the operation, not the lin
   REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
   REQUIRE(region->handedOut() == (shared && TestType::kKind == LinkKind::kShm));
   region.reset();
-  // What the owner said last is heard before: a message behind it has arrived. Messages have a
-  // queue pair of their own by RDMA: there a key that was never asked for has come behind it.
+  // The owner's last message is heard before: one behind it has arrived. Messages have a queue pair
+  // of their own by RDMA: there a key that was never asked for has come behind it.
   REQUIRE(pair.peer->send(MessageClass::kNotice, bytesOf("gone")) == Outcome::kOk);
   pair.client.await(Kind::kMessage);
   const auto another = pair.server.add(there, kRemoteRead);

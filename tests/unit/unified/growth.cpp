@@ -1,6 +1,7 @@
-// What the home takes for a launch, by how much memory and how many executors there are: the times
-// of a launch whose memory is in place, of the question where one goes that names a page elsewhere,
-// and of the report that a launch is over. It fails where memory that is in place is not found so.
+// Measures the home's time for a launch, by how much memory and how many executors there are: the
+// times of a launch whose memory is in place, of the question where one goes that names a page
+// elsewhere, and of the report that a launch is over. The run fails where memory that is in
+// place is not found so.
 //   home_growth [ALLOCATIONS [ROUNDS]]     up to so many of a page each (100000), medians of that
 //                                          many rounds (3)
 #include <algorithm>
@@ -50,8 +51,8 @@ class System {
   }
 
   Home& home() { return home_; }
-  /// What launches of that executor name: `kNamed` of its own allocations each, or with `apart` one
-  /// of them another's.
+  /// The names of that executor's launches: `kNamed` of its own allocations each, or with `apart`
+  /// one of them another's.
   std::vector<Named> launches(unsigned executor, bool apart) {
     const uint32_t own = (allocations_ - executor + executors_ - 1) / executors_;
     std::vector<Named> named;

@@ -11,7 +11,7 @@
 
 namespace olpager::unified::test {
 
-/// A record of the first messages, as many as go into one. What is left stays in `messages`.
+/// A record of the first messages, as many as go into one. Further messages stay in `messages`.
 inline std::vector<std::byte> takeRecord(std::span<const directory::Message>& messages) {
   const forward::PagesHead head;
   std::vector<std::byte> record(sizeof head);
@@ -20,7 +20,7 @@ inline std::vector<std::byte> takeRecord(std::span<const directory::Message>& me
   record.insert(record.end(), body.begin(), body.end());
   return record;
 }
-/// Of a few messages.
+/// A record of a few messages.
 inline std::vector<std::byte> recordOf(std::span<const directory::Message> messages) {
   return takeRecord(messages);
 }

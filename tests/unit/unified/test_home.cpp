@@ -42,7 +42,7 @@ constexpr uint64_t addressOf(uint64_t page) { return kBase + page * kPageBytes; 
 
 using Record = std::vector<std::byte>;
 
-/// What it does to its pages: each becomes a number of all of them and of the operation.
+/// The operation's effect on its pages: each becomes a number of all of them and of the operation.
 struct Operation {
   size_t number = 0;
   unsigned stream = 0;
@@ -235,7 +235,7 @@ class World {
     CHECK_FALSE(home_.hasRecords());
     CHECK(home_.freePages() == rooms_);
     for (unsigned i = 0; i < all_.size(); ++i) CHECK(home_.placed(i) == 0);
-    // Their addresses and numbers serve again, with nothing of what was there.
+    // The region's addresses and numbers serve again, with nothing of what was there.
     CHECK(home_.add(addressOf(0), rooms_ * kPageBytes));
     CHECK_FALSE(home_.ownerOf(addressOf(0)).has_value());
   }
@@ -359,7 +359,7 @@ TEST_CASE("an operation goes where the fewest pages have to move") {
   Home home({4, 4}, kBase);
   for (const uint64_t page : {0, 10, 20, 30}) CHECK(home.add(addressOf(page), 2 * kPageBytes));
   const auto whole = [](uint64_t page) { return Named{addressOf(page), 0}; };
-  // What nobody has stays where the stream is, until that is full.
+  // Pages that nobody has stay where the stream is, until that is full.
   for (const uint64_t page : {0, 10}) {
     const Named named[] = {whole(page)};
     CHECK(home.route(named, 0) == 0);
@@ -378,7 +378,7 @@ TEST_CASE("an operation goes where the fewest pages have to move") {
   // One page more than half decides where there is room.
   const Named part[] = {{addressOf(0), kPageBytes}, whole(20)};
   CHECK(home.route(part, 0) == 1);
-  // What is in no region is nobody's.
+  // An address in no region is nobody's.
   const Named elsewhere[] = {{addressOf(2), 1}, {addressOf(100), 8}, {16, 8}};
   CHECK(home.route(elsewhere, 1) == 1);
 }
@@ -407,7 +407,7 @@ TEST_CASE("new pages leave some room to what comes and goes") {
   (void)home.send(0, most, true);
   CHECK(home.route(next, 0) == 0);
   (void)home.send(0, next, true);
-  // 62 of 64, two of which are not for what is new. What another executor has may come.
+  // 62 of 64, two of which are not for what is new. Pages that another executor has may come.
   CHECK(home.route(beyond, 0) == 1);
   (void)home.send(1, known, true);
   const Named two[] = {one(100), one(102)};
@@ -430,7 +430,7 @@ TEST_CASE("what operations name wherever they run comes along") {
   CHECK(home.placed(1) == 1);
   home.arrive(1, again.age, first);
   CHECK(home.placed(1) == 2);
-  // What no operation names then is not expected again; what has been freed never is.
+  // A page that no operation names then is not expected again; a freed one never is.
   (void)home.send(0, both, true);
   const Home::Sent later = home.send(1, third, true);
   home.arrive(1, later.age, third);
@@ -468,7 +468,7 @@ class Line {
     pump();
     REQUIRE(home.released().size() == 1);
   }
-  /// An operation that names these regions. Whether all has moved for it.
+  /// An operation that names these regions. Returns true if all has moved for it.
   bool run(const std::vector<uint64_t>& regions) {
     std::vector<Named> named;
     for (const uint64_t page : regions) named.push_back({addressOf(page) + 8, 0});
@@ -557,7 +557,7 @@ class Line {
 };
 
 /// A round over twelve matrices of 20 pages, all of which use one more page: how often all moves.
-/// Where they are as the program was loaded: a digit for each.
+/// A digit for each gives its place as the program was loaded.
 size_t movesOfRound(Line& line, size_t matrices) {
   size_t moves = 0;
   for (size_t i = 0; i < matrices; ++i)
@@ -641,7 +641,7 @@ TEST_CASE("what has stayed with an executor does not travel any more") {
   turn(0, at_0);
   turn(1, at_1);
   CHECK(home.placedAt(addressOf(0)) == 1u);
-  // It is wanted elsewhere once, and stays there.
+  // The page is wanted elsewhere once, and stays there.
   (void)home.send(0, stays, true);
   turn(0, at_0);
   turn(1, at_1);
@@ -854,7 +854,7 @@ TEST_CASE("a region that is removed is nobody's") {
   CHECK(home.freePages() == 8);
   (void)home.send(1, named, true);
   CHECK(home.placed(1) == 0);
-  // Its extents are another region's now.
+  // The extents are another region's now.
   REQUIRE(home.add(addressOf(10), 2 * kPageBytes));
   (void)home.send(1, named, true);
   CHECK(home.placed(1) == 0);

@@ -1,4 +1,4 @@
-// What `olpagestat --why` says of counters: findings are a pure function of them.
+// Findings of `olpagestat --why`: they are a pure function of the counters.
 #include "tools/olpagestat/why.h"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ bool says(const std::string& text, const std::string& part) {
 TEST_CASE("a program that nothing costs time is in order", "[why]") {
   Program program;
   CHECK(program.found().empty());
-  // It uses little more than nothing, and waits for less than anybody notices.
+  // The program uses little more than nothing, and waits for less than anybody notices.
   set(program.device.vram_budget_bytes, 8 * kGib);
   add(program.device.allocated_bytes, 30 * kGib);
   program.launchesWait(Limit::kLinkIn, 5'000'000);
@@ -115,7 +115,7 @@ TEST_CASE("what launches wait while the GPU has other kernels to run costs nothi
   program.streams(4 * kSecond);
   program.launchesWait(Limit::kKernels, 4 * kSecond);
   CHECK(program.found().size() == 2);
-  // It was idle for a second of ten.
+  // The GPU was idle for a second of ten.
   add(program.why.busy_ns, 9 * kSecond);
   add(program.why.idle_pages_ns, kSecond);
   CHECK(program.found().front().seconds == 4);  // it was looked at too seldom to say so
@@ -388,7 +388,7 @@ TEST_CASE("launches that reach all, by their reason", "[why]") {
   CHECK(says(all.front().evidence, "30 of 100 launches"));
   CHECK(says(all.front().evidence, "the kernel's parameters are not known (20 of them)"));
   CHECK_FALSE(says(all.front().evidence, "\x1b"));
-  // Where all fits, nothing has to leave VRAM.
+  // If all fits, nothing has to leave VRAM.
   set(program.device.vram_budget_bytes, 9 * kGib);
   CHECK(program.found().empty());
 }
@@ -465,7 +465,7 @@ TEST_CASE("graphs, tables, host memory, moves, and the program's own thread", "[
   REQUIRE(gpu.has_value());
   CHECK(gpu->all == 10);
   CHECK(gpu->pages == 1);
-  // Of many launches some few are so.
+  // Some few of many launches are so.
   add(program.why.graph_launches, 1000);
   add(program.device.launches, 1000);
   CHECK(find(program.found(), "graph") == nullptr);

@@ -127,7 +127,7 @@ extern "C" __global__ void int_u128(const unsigned __int128* a, const unsigned _
   wideIntegers(a, b, out, n);
 }
 
-// Where C++ has no defined result but PTX has.
+// Corners where C++ has no defined result but PTX has.
 extern "C" __global__ void corners(const int* a, const int* b, int* out, int n) {
   const int i = threadIdx.x;
   if (i >= n) return;

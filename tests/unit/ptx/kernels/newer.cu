@@ -1,4 +1,4 @@
-// What needs a newer target: clusters, warp reductions, asynchronous copies, vector atomics,
+// Kernels that need a newer target: clusters, warp reductions, asynchronous copies, vector atomics,
 // barriers in shared memory.
 #include <cooperative_groups.h>
 #include <cooperative_groups/memcpy_async.h>
