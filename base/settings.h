@@ -80,6 +80,7 @@ struct DiskSetting {
   bool operator==(const DiskSetting&) const = default;
 };
 
+// Many members: one for each option.
 struct Settings {
   Budget vram;  // of each device; not given: what the driver has free less a reserve
   Budget

@@ -39,6 +39,7 @@
 namespace olpager::pager {
 
 /// Everything of one Pool. Lock order: locks.h.
+// Many members: each part of the pool is one object here.
 struct PoolState {
   PoolState(const PoolOptions& given, const DriverApi& functions)
       : options(given), driver(functions), streams(driver, launch_number) {}

@@ -27,6 +27,7 @@
 
 namespace olpager::directory {
 
+// Many members: a step for each row of the protocol's table (agent_table.h).
 class Agent {
  public:
   /// `untold`: it runs operations that it is not told of.

@@ -1,3 +1,4 @@
+// Long: one loop waits for all of a gpunode's descriptors.
 #include "gpunode/supervisor/supervisor.h"
 
 #include <errno.h>

@@ -42,7 +42,7 @@
 
 namespace olpager::gpunode {
 
-/// The class has more members than most: one thread does everything, and what it does with
+/// Many members: one thread does everything, and what it does with
 /// sessions, their shares and the figures goes over the same table.
 class Supervisor {
  public:
@@ -64,6 +64,7 @@ class Supervisor {
  private:
   /// More members than most objects have: what its client asked for, its worker, and what it was
   /// last told are all that the daemon keeps of a session.
+  // Many members: a row: all that is known of a session.
   struct Session {
     uint64_t id = 0;      // as its client names it; the route to its worker
     uint64_t number = 0;  // from 1

@@ -82,6 +82,7 @@ namespace olpager::gpunode {
 
 class Worker;
 
+// Many members: its threads share the pages that are on their way.
 class Agent final : private PageHearer {
  public:
   explicit Agent(Worker& worker) : worker_(worker) {}

@@ -54,6 +54,7 @@ struct WorkerOptions {
   std::string client;        // its program, as that calls itself
 };
 
+// Many members: each part of a session is one object here.
 class Worker {
  public:
   explicit Worker(const WorkerOptions& options);

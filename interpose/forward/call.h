@@ -52,6 +52,7 @@ CUresult guarded(const char* function, Body body) {
 
 struct CopyHead;
 
+// Many members: a function for each kind of argument and answer.
 class Call {
  public:
   /// To where the arguments say, or to the session that the caller knows; null fails.

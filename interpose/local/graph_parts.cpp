@@ -1,3 +1,4 @@
+// Long: one graph is cut, tied and launched by the same tables.
 #include "interpose/local/graph_parts.h"
 
 #include <algorithm>

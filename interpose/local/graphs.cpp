@@ -1,3 +1,4 @@
+// Long: one function for each call of the driver's graph API.
 // Graphs made by the API, and their launches. Memory that a node's parameters name becomes part of
 // what its graph reaches (captures.h); a launch makes all of it resident.
 #include <vector>

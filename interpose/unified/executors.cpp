@@ -1,3 +1,4 @@
+// Long: an executor's whole life, from its connection to its loss.
 #include "interpose/unified/executors.h"
 
 #include <algorithm>

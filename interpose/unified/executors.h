@@ -76,6 +76,7 @@ enum class Routing : uint8_t {
 std::optional<int> attributeAt(forward::Session& session, unsigned executor,
                                CUdevice_attribute attribute, CUdevice device);
 
+// Many members: one for each event of an executor.
 class Executors final : public forward::Group {
  public:
   /// The session's executors have started. Call start() before all else. `counters` outlive the

@@ -1,3 +1,4 @@
+// Long: one function for each message of the protocol.
 #include "interpose/unified/home.h"
 
 #include <algorithm>

@@ -71,6 +71,7 @@ namespace olpager::unified {
 
 using forward::Named;
 
+// Many members: a function for each message of the protocol.
 class Home {
  public:
   /// `rooms`: pages for which each executor has room in VRAM, and `holds`: in all. At least one

@@ -27,8 +27,6 @@
 //
 // client.cpp has the calls, client_transfers.cpp the transfers, client_messages.cpp the memserver's
 // messages, client_connection.cpp the thread.
-//
-// The class has more members than most: each of the four looks at most of them, under one lock.
 #pragma once
 
 #include <time.h>
@@ -137,6 +135,7 @@ struct Done {
   TransferResult result = TransferResult::kOk;
 };
 
+// Many members: the four files look at most of them, under one lock.
 class ClientCore final : public Client {
  public:
   ClientCore(const ClientOptions& options, Observer& observer);

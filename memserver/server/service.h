@@ -86,6 +86,7 @@ struct ServiceFigures {
   uint64_t recalls = 0, recalled_bytes = 0;
 };
 
+// Many members: a function for each message of the protocol.
 class Service {
  public:
   Service(const ServiceOptions& options, SlabStore& store, tbb::task_arena& arena,

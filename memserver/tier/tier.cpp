@@ -1,3 +1,4 @@
+// Long: sends, receives and what is rebuilt share one table of copies.
 // Threads, sends, receives.
 #include "memserver/tier/tier.h"
 

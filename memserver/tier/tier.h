@@ -56,7 +56,7 @@ inline constexpr int64_t kLateMs = 100;
 inline constexpr uint32_t kLeaseWaitMs = 500;
 inline constexpr unsigned kMostLateLeases = 2;
 
-/// The class has more members than most: placement, hedges and upkeep each use most of what the
+/// Many members: placement, hedges and upkeep each use most of what the
 /// worker knows, and the part of it that other threads may see lies beside it, under mutex_.
 class MemserverTier final : public pager::LowerTier {
  public:
@@ -113,7 +113,7 @@ class MemserverTier final : public pager::LowerTier {
     bool late = false;   // kLeased: no answer came in the time that there was
   };
 
-  /// A memserver: all that the worker knows of one, more members than most objects have.
+  /// A memserver. Many members: all that the worker knows of one.
   struct Server final : Observer {
     Server(MemserverTier& of, unsigned number) : tier(of), index(number) {}
     void transferDone(uint64_t context, TransferResult result) override;

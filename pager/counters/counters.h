@@ -77,6 +77,7 @@ double waitPercentile(const WaitHistogram& histogram, double quantile) noexcept;
 /// One device's figures, each a member, as in the file. (g): a gauge, the present value; others
 /// only grow. Bytes are bytes; a page is 2 MiB. Counters that launches write lie on cache lines of
 /// their own.
+// Many members: one for each counter.
 struct alignas(64) DeviceCounters {
   // Launch path.
   Counter launches;               // launches and graph launches that name pool memory
@@ -140,6 +141,7 @@ struct alignas(64) DiskCounters {
 /// The beginning of the file; details.h has the rest. Everything up to `devices` describes the
 /// process. A forwarded program has no device here, but `links`; that of a unified view over
 /// several gpunodes has `unified`.
+// Many members: one for each counter.
 struct alignas(64) Counters {
   Counter magic;     // kCountersMagic, stored last when the file is made
   uint32_t version;  // kCountersVersion

@@ -46,6 +46,7 @@ inline constexpr unsigned kAllReasons = 4;
 inline constexpr unsigned kWhyText = 128;
 
 /// One device's, 1024 bytes. (g): a gauge.
+// Many members: one for each counter.
 struct alignas(64) DeviceWhy {
   // Waiting.
   status::Counter waited_ns;                // of launches and copies, each counted by itself

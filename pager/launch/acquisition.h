@@ -55,6 +55,7 @@ struct DeviceWhy;
 /// For `olpagestat --why`: a graph that reaches `bytes` has been launched. Any thread, no lock.
 void countGraphLaunch(unsigned device, uint64_t bytes, bool is_beyond, bool in_parts);
 
+// Many members: a step for each thing that an operation may lack.
 class Acquisition {
  public:
   enum class State : uint8_t { kDescribed, kWaiting, kReady, kRefused, kCommitted, kCancelled };

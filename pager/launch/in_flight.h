@@ -174,6 +174,7 @@ class RelaxedThread {
 /// Driver calls are made with the mutex released: one may wait for its context's lock while another
 /// context's launches go on. Whoever takes a stream or a context away waits until no thread is in a
 /// call for it.
+// Many members: marks of all streams are asked after under one lock.
 class StreamTable {
  public:
   /// `newest`: the number of the newest launch of all. Both are the caller's, for as long as the

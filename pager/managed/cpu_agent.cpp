@@ -1,3 +1,4 @@
+// Long: one function for each step of a touch of the CPU's.
 #include "pager/managed/cpu_agent.h"
 
 #include <poll.h>

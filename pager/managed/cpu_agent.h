@@ -73,6 +73,7 @@ struct CpuCounters {
   std::atomic<uint64_t> violations{0};      // messages that the protocol excludes: a mistake
 };
 
+// Many members: a step for each state of a page that the CPU touches.
 class CpuAgent final : private Residence<OneThread> {
  public:
   /// Joins the exchange. `serve_others`: called by the fault thread when it has posted something,

@@ -47,6 +47,7 @@
 
 namespace olpager::pager {
 
+// Many members: a step for each stage of a remap.
 class ArenaStreaming {
  public:
   explicit ArenaStreaming(Engine& engine);

@@ -47,6 +47,7 @@ struct HostBudget {
   std::shared_ptr<LowerTier> lower;  // moves chunks' bytes; to let go of those that are released
 };
 
+// Many members: VRAM and host chunks make way for each other.
 class ChunkStore {
  public:
   ChunkStore(const DriverApi& driver, CUdevice device, HostBudget& host)

@@ -74,6 +74,7 @@ class Prefetcher;
 class RemoteMoves;
 class SparseUse;
 
+// Many members: the pipelines share what is here.
 class Engine {
  public:
   Engine(PoolState& pool, CUdevice device, CUcontext context);

@@ -289,6 +289,7 @@ enum class Placement : uint8_t { kUnplanned, kKeep, kStream };
 
 /// One object has many fields: the launch path, the reach graph, the engine and the planner keep
 /// their state of an allocation here, so that a launch finds all of it by one look-up.
+// Many members: plain data, read on the path of each launch.
 struct alignas(64) Region {
   // --- read by launches without a lock, in one cache line ---
   /// Highest number of a launch that reached the region. Raised by launching threads before the

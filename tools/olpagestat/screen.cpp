@@ -1,3 +1,4 @@
+// Long: the tables of one screen share columns, keys and history.
 #include "tools/olpagestat/screen.h"
 
 #include <unistd.h>

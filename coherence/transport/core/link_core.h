@@ -42,6 +42,7 @@ struct LinkSetup {
   Unread::OfKeyPtr unread;  // of links that were accepted
 };
 
+// Many members: three transports share what any link does.
 class LinkCore : public Link,
                  public Reactor::Ticker,
                  public std::enable_shared_from_this<LinkCore> {

@@ -1,3 +1,4 @@
+// Long: the steps of one link share its rings, credits and lock.
 #include "coherence/transport/verbs/verbs_link.h"
 
 #include <sys/epoll.h>

@@ -51,6 +51,7 @@
 
 namespace olpager::transport::verbs {
 
+// Many members: a step for each end of a request of the card.
 class VerbsLink final : public TcpLink, public KeyWatcher {
  public:
   /// `rails`: queue pairs that are connected; at least one.

@@ -65,6 +65,7 @@ class Modifiers {
   std::vector<std::string_view> left_;
 };
 
+// Many members: a function for each family of instructions.
 class FunctionDecoder {
  public:
   FunctionDecoder(DecodeContext& context, const AstFunction& function, CodeFunction& out)
