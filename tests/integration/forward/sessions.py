@@ -814,25 +814,29 @@ def streams_that_wait(bench):
     for number, mebibytes in enumerate((32, 160)):  # of 64 MiB of VRAM
         program = bench.start([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--",
                                bench.options.waiting_streams, "--bytes", str(mebibytes << 20)])
-        worker, most[mebibytes] = bench.worker(number), 0
+        worker, looks, simulated = bench.worker(number), [], set()
         while program.process.poll() is None:
-            most[mebibytes] = max(most[mebibytes], own_threads(worker))
+            names = thread_names(worker)
+            # The simulated GPU has a thread for each stream that is busy. It gets its name a moment after it has begun.
+            simulated |= {task for task, name in names.items() if name.startswith("olsim")}
+            looks.append(names.keys())
             time.sleep(0.002)
+        most[mebibytes] = max(len(look - simulated) for look in looks)
         assert program.line().startswith("OK 100 streams") and program.process.wait(LONG) == 0, program.log
-    # Copies to the host, which the program waits for, have one beside the leader's.
-    assert 0 < most[160] <= most[32] + 2, f"threads at most: {most}"
+    # Copies to the host, which the program waits for, have one beside the leader's; on a busy machine a few threads more take the lead in
+    # turns. A thread for each stream would be 45 more.
+    assert 0 < most[160] <= most[32] + 10, f"threads at most: {most}"
 
 
-def own_threads(pid):
-    """Threads of a worker without those of the simulated GPU, which has one for each stream that is busy."""
-    count = 0
-    for task in glob.glob(f"/proc/{pid}/task/*/comm"):
+def thread_names(pid):
+    names = {}
+    for path in glob.glob(f"/proc/{pid}/task/*/comm"):
         try:
-            with open(task, encoding="utf-8") as name:
-                count += not name.read().startswith("olsim")
+            with open(path, encoding="utf-8") as name:
+                names[path.split("/")[-2]] = name.read()
         except OSError:  # it is over
             pass
-    return count
+    return names
 
 
 def functions_that_end(bench):
