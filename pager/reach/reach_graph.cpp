@@ -6,7 +6,9 @@ namespace olpager::pager {
 
 namespace {
 constexpr size_t kMostPieceEdges = 1024;  // of one region: beyond, it names arenas whole
-}
+constexpr size_t kMostPrecise = 256;      // edges of one region: beyond, host memory by kRoughBytes
+constexpr uint64_t kRoughBytes = 1ull << 40;
+}  // namespace
 
 Region* ReachGraph::liveAt(uint64_t address) const {
   Region* const region =
@@ -31,7 +33,15 @@ Edge ReachGraph::edgeToNothing(uint64_t address) const {
 bool ReachGraph::add(Region& region, uint64_t address) const {
   if (const Region* target = liveAt(address); target != nullptr)
     return add(region, *target, address);
-  return everUsed(address) && addEdge(region, edgeToNothing(address));
+  if (!everUsed(address)) return false;
+  // Plain integers can look like addresses of host memory: a region that is full of them leads to
+  // few wide ranges. Nothing but roots is found there.
+  const space::PageMap& map = book_.map();
+  const Edge around{address / kRoughBytes * kRoughBytes, kRoughBytes, 0};
+  const bool beside_map =
+      around.begin >= map.base() + map.size() || around.begin + around.bytes <= map.base();
+  const bool rough = region.edges.size() >= kMostPrecise && beside_map;
+  return addEdge(region, rough ? around : edgeToNothing(address));
 }
 
 bool ReachGraph::add(Region& region, const Region& target, uint64_t address) const {

@@ -1146,3 +1146,40 @@ TEST_CASE("a range of roots that grows downwards is one edge", "[pager][pointers
   CHECK(region.edges.size() == 1);
   CHECK_FALSE(addEdge(region, {5, 10, 0}));
 }
+
+// Two small integers, as a kernel sees them: a word that is an address between a program's
+// variables and its pinned memory.
+TEST_CASE("integers in pinned memory that look like addresses cost as much as few edges",
+          "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  PoolState& state = olpager::pager::PoolInside::of(rig.pool());
+  constexpr uint64_t kWords = 20000;
+  const Pinned pinned(kWords * 8), other(4096);
+  static uint64_t low[512];
+  for (uint64_t i = 0; i < kWords; ++i) pinned.words()[i] = (i + 1) << 32 | i;
+  const CUdeviceptr table = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  pinned.words()[kWords / 2] = other.address();
+  other.words()[0] = target + 64;
+  rig.put(target + 64, 7);
+  rig.pool().addRoot(rig.context(), pinned.address(), pinned.bytes, RootKind::kHost);
+  rig.pool().addRoot(rig.context(), reinterpret_cast<uint64_t>(low), sizeof low, RootKind::kHost);
+  rig.pool().addRoot(rig.context(), other.address(), other.bytes, RootKind::kHost);
+  rig.put(table, pinned.address() + kWords / 2 * 8);
+  rig.press();
+  rig.press();
+  // From the table by the pinned memory, and by the memory that this names, to the target.
+  rig.launch(CU_STREAM_LEGACY, "chase", table, uint64_t{3});
+  rig.synchronize();
+  CHECK(rig.get(target + 64) == 8);
+  {
+    const std::lock_guard lock(state.mutex);
+    size_t most = 0;
+    for (const auto& [address, root] : state.reach.roots)
+      most = std::max(most, root.region->edges.size());
+    CHECK(most >= 1);
+    CHECK(most < 600);
+  }
+  rig.pool().removeRoot(pinned.address());
+  rig.pool().removeRoot(reinterpret_cast<uint64_t>(low));
+  rig.pool().removeRoot(other.address());
+}
