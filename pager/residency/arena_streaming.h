@@ -54,7 +54,8 @@ class ArenaStreaming {
 
   // --- copies ahead of need
 
-  /// Ends copies that are over, and frees chunks that nobody wants any more. True: progress.
+  /// Ends copies that are over, and frees chunks that nobody wants any more. May release the mutex.
+  /// True: progress.
   bool pollStaged(Lock& lock);
   /// Begins copies ahead of need. May release the mutex. True: progress.
   bool stageAhead(Lock& lock);
@@ -67,13 +68,13 @@ class ArenaStreaming {
   /// Waits until nothing is copied ahead from the region's host memory, which is about to go. Any
   /// thread; releases the mutex.
   void awaitStaged(const Region& region, Lock& lock);
-  /// Bytes of VRAM that streaming needs beside the tensors of the launches themselves.
+  /// Bytes of VRAM that streaming needs: a mapped tensor, and the copies ahead of need.
   uint64_t streamingBytes() const;
 
   // --- remaps
 
-  /// Waiting launches name these extents, which are in place: begins the remap that brings them.
-  /// False: not now.
+  /// Waiting launches name these extents, which are in place: begins the remap that brings them, or
+  /// what comes before it, a copy or room for one. May release the mutex. False: not now.
   bool remapFor(std::span<Extent* const> named, Lock& lock);
   /// Brings what launches use often where it lies in place. True: progress.
   bool bringHot();

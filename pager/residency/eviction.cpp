@@ -471,7 +471,7 @@ bool Eviction::finishWrites(Lock& lock) {
   if (engine_.flight_.writing.empty() ||
       !engine_.reached(engine_.flight_.writing.front().event, lock))
     return false;
-  const Engine::Engine::Copy copy = engine_.flight_.writing.front();
+  const Engine::Copy copy = engine_.flight_.writing.front();
   engine_.flight_.writing.pop_front();
   engine_.events_.push_back(copy.event);
   Extent& extent = *copy.extent;

@@ -62,8 +62,8 @@ class Eviction {
   std::deque<std::unique_ptr<VictimBatch>>& batches() { return batches_; }
   const std::deque<std::unique_ptr<VictimBatch>>& batches() const { return batches_; }
   /// Takes the extents that are used farthest in the future, `bytes` of them, and lets them set
-  /// out. `nearer_than`: what is used before that many touches stays. `demand`: a launch waits.
-  /// True: some do.
+  /// out, 128 MiB at most. `nearer_than`: extents that are used before that many touches stay,
+  /// unless `demand`: a launch waits. True: some do.
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
   /// Extents in host memory in place are unmapped as victims are, once no launch reaches them, to
   /// be fetched after that. `fills`: since there is room. True: some are.
@@ -77,7 +77,7 @@ class Eviction {
   bool mayBegin() const;
   /// Each batch goes on. Releases the mutex. True: progress.
   bool advanceBatches(Lock& lock);
-  /// The context is lost: victims stay where they are.
+  /// The engine pauses: victims stay where they are, but those that the GPU looks at.
   void cancelBatches();
 
   // --- victims

@@ -31,13 +31,14 @@ class GivingAway {
       : engine_(engine), pool_(engine.pool_), chunks_(engine.chunks_) {}
 
   /// Another agent is to have the extent: it is parked, whatever it takes, and then
-  /// PoolAgent::parked() is called. Any thread.
+  /// PoolAgent::parked() is called, at once where it is parked already. Any thread.
   void giveAway(Extent& extent, Lock& lock);
   /// The extent stays after all. Any thread.
   void keep(Extent& extent);
   /// Extents are to leave.
   bool any() const { return !leaving_.empty(); }
-  /// One step for each extent that is to leave. May release the mutex. True: progress.
+  /// Extents that are mapped set out together; of the others, one takes a step. May release the
+  /// mutex. True: progress.
   bool step(Lock& lock);
   /// The region's extents go. Any thread.
   void forget(const Region* region);

@@ -18,9 +18,11 @@ class Prefetcher {
 
   /// Brings what the learned order expects next. Releases the mutex. True: progress.
   bool prefetch(Lock& lock);
-  /// Another device is short of host memory: brings what has room in VRAM. True: progress.
+  /// Host memory is short, for another device or here while the tier below is full: brings extents
+  /// for which VRAM has room. May release the mutex. True: progress.
   bool bringHome(Lock& lock);
-  /// Brings what has come from other executors for launches to come. True: progress.
+  /// Brings what has come from other executors for launches to come. May release the mutex. True:
+  /// progress.
   bool bringArrivals(Lock& lock);
   /// Brings what is used in place to VRAM that nobody needs. True: progress.
   bool fillFreeVram();
