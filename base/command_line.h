@@ -79,8 +79,8 @@ class CommandLine {
   std::string config_;
 };
 
-/// For options with numbers: SECONDS, NUMBER. Other texts, and numbers beyond the limits, are
-/// refused with what is allowed.
+/// For options with numbers: SECONDS, NUMBER. A text that is no number, or one beyond the
+/// limits, is refused with what is allowed.
 CLI::Validator numberBetween(double least, double most);
 CLI::Validator wholeNumber(uint64_t least, uint64_t most = UINT64_MAX);
 /// For options of bytes: "32MiB" becomes its number.

@@ -3,8 +3,8 @@
 // runs on a thread that holds something which a fault needs:
 //
 //   HoldingMutex   signals are held back while it is held, and come once it is released
-//   Condition      waits with a HoldingMutex released, and signals with it. No lock of its own in
-//                  it that a handler could interrupt
+//   Condition      waits with a HoldingMutex released, and signals with it. A Condition has no lock
+//                  of its own that a handler could interrupt
 //   holdSignals()  for what is no lock, with releaseSignals() in pairs, or HeldSignals
 //   ownThread()    a thread of ours runs no handler at all
 //

@@ -19,7 +19,8 @@ std::string plain(std::string_view name) {
   return text;
 }
 
-// Letters left out, added, changed, or exchanged with their neighbour (optimal string alignment).
+// The number of letters left out, added, changed, or exchanged with their neighbour (optimal string
+// alignment).
 size_t edits(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> least(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {

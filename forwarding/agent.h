@@ -46,14 +46,14 @@ extern "C" {
 /// The pager's device memory is the unified view's from now on: it is agent `agent`, and regions
 /// come by olpager_agent_region. Before the first allocation, once. `link` stays.
 CUresult olpager_agent_start(const OlpagerAgentLink* link, uint8_t agent);
-/// A context has been made: the pager starts its part of the device, before the program's code is
+/// A context has been made: the pager starts the device's engine, before the program's code is
 /// loaded. So each executor's driver is asked for the same in the same order.
 CUresult olpager_agent_prepare(void);
 /// Pages of the placed part (placing.h) from `base` on, that nobody has yet: page i is extent
 /// first + i.
 CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first);
-/// Takes a batch of messages from the home. CUDA_ERROR_INVALID_VALUE: it is not to be trusted any
-/// more.
+/// Takes a batch of messages from the home. CUDA_ERROR_INVALID_VALUE: the home is not to be trusted
+/// any more.
 CUresult olpager_agent_receive(const void* batch, size_t bytes);
 /// A fetch is over: the bytes are there. `hash`: of them, as the giver said.
 void olpager_agent_landed(uint32_t extent, uint64_t number, const uint64_t* hash);

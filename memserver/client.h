@@ -7,15 +7,14 @@
 // delays. Slabs that the memserver no longer knows are lost, and reported (kSlabLost).
 //
 // The caller decides which page goes to which frame of which memserver (FramePool keeps one's
-// slabs). So is to check a hash of the bytes that come back: a memserver is not trusted to be
-// right.
+// slabs), and checks a hash of the bytes that come back: a memserver is not trusted to be right.
 //
 // Thread-safety: everything may be called from any thread, also from within the Observer, unless it
 // says otherwise. One caller at a time for each frame: two transfers of overlapping frames, one of
-// them a write, have no order. Threads: one for each Client, which calls the Observer. The Observer
-// must return soon, and neither wait for this Client nor end it; one more while it connects. Time:
-// milliseconds; leases are counted on CLOCK_BOOTTIME. Nothing blocks except connect(), lease(), and
-// the destructor. Memory: local ranges are regions of ClientOptions::domain
+// them a write, have no order. Threads: one for each Client, which calls the Observer, and one more
+// while it connects. The Observer must return soon, and neither wait for this Client nor end it.
+// Time: milliseconds; leases are counted on CLOCK_BOOTTIME. Nothing blocks except connect(),
+// lease(), and the destructor. Memory: local ranges are regions of ClientOptions::domain
 // (transport::registerMemory(domain, memory, kLocalOnly)), with or without a memfd; the transport's
 // from the call until transferDone. Errors: one line. Nothing throws.
 #pragma once
@@ -68,7 +67,7 @@ struct Event {
     kDown,      // the connection is lost: transfers wait, for the lease time at most
     kStalled,   // connected, but nothing was answered for stall_ms: transfers wait likewise
     kResumed,   // after kStalled: it answers
-    kSlabLost,  // `slab` and its bytes are gone; its transfers end with kLost. Not to be released
+    kSlabLost,  // `slab` and its bytes are gone; its transfers end with kLost. No release is due
     kRecall,    // the memserver wants `bytes` back within `deadline_ms`: move pages elsewhere,
                 // release slabs. The amount replaces that of an earlier kRecall; 0: no longer. A
                 // session that doesn't keeps its slabs, unless the memserver insists (kSlabLost)
@@ -136,7 +135,7 @@ struct Figures {
 class Client {
  public:
   /// Connects, or says why not. An attempt waits for at most the endpoint's connect_ms and 5 s for
-  /// the answer. A failure at once is retried for two seconds: an outage.
+  /// the answer. An attempt that fails at once is repeated for two seconds: it may be an outage.
   static Result<std::unique_ptr<Client>> connect(const ClientOptions& options, Observer& observer);
   /// Ends all transfers, gives everything back and tells the memserver so, which then frees it at
   /// once. Waits for at most 1 s (while it connects anew: for the endpoint's connect_ms).

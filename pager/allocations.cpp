@@ -391,7 +391,8 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       result != CUDA_SUCCESS)
     return result;
   reapDeferred(state, 0, lock);
-  // A free where the allocation could be had comes when its stream comes to it.
+  // Memory that was freed in stream order on this device is there once its stream comes to the
+  // free.
   const auto mayCome = [&] {
     return kind == AllocationKind::kStreamOrdered && !state.stopped &&
            state.frees.any([&](CUdeviceptr freed) {

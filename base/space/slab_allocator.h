@@ -76,7 +76,7 @@ class SlabAllocator {
   void forgetAll();
 
   uint64_t slabs() const { return slabs_.size(); }
-  /// The slabs among them that are kept empty.
+  /// Slabs that are kept though they are empty.
   uint64_t emptySlabs() const { return empty_slabs_; }
   uint64_t usedSlots() const { return used_slots_; }
 

@@ -168,8 +168,8 @@ void Agent::begin(Age age, std::span<const Need> needs, Age oldest, Actions& act
   settle(actions);
 }
 
-/// An extent fetched for an operation before it arrived is its own claim once it is here, and
-/// nobody's if it does not come.
+/// An extent that was fetched before its operation arrived is claimed by the operation once that is
+/// here, and by nobody if the operation does not come.
 void Agent::heedAhead(Actions& actions) {
   for (size_t i = 0; i < ahead_.size();) {
     const ExtentId extent = ahead_[i];

@@ -54,7 +54,7 @@ enum class MessageKind : uint8_t {
   kInvalidate,  // drop the replica
   kGrant,       // the extent is yours alone: its bytes are with you already
   kFirst,       // the extent is yours alone: it never had any bytes
-  kRelease,     // the taker has what you gave: forget it, or retain it; has read it, if a replica
+  kRelease,     // the taker has what you gave: forget it, or retain it; of a replica: has read it
   kForget,      // the extent is freed
   kOver,        // the operation of that age will not come; `served`: all below are complete
   // From the giver to the taker.

@@ -1,8 +1,8 @@
-// Stands for memory that a program has exported as a file descriptor
+// The token of memory that a program has exported as a file descriptor
 // (cuMemExportToShareableHandle). The memory itself is in a worker, and what the driver exports it
-// by never leaves the gpunode: the program's descriptor is a socket with this in it, to be looked
-// at, not taken. A process that has the descriptor has the token, as natively it has the memory;
-// the token is a claim, and the worker that made it says what it names.
+// by never leaves the gpunode: the program's descriptor is a socket with the token in it, to be
+// looked at, not taken. A process that has the descriptor has the token, as natively it has the
+// memory; the token is a claim, and the worker that made it says what it names.
 #pragma once
 
 #include <cstdint>

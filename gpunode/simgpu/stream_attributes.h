@@ -19,7 +19,7 @@ class StreamAttributes {
   CUresult set(CUstreamAttrID id, const CUstreamAttrValue& value);
   void copyFrom(const StreamAttributes& other);
   int priority() const;
-  /// The attributes that kernels have too.
+  /// The attributes that were set and that kernels have too.
   std::vector<CUlaunchAttribute> ofKernels() const;
 
  private:

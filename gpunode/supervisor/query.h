@@ -1,4 +1,5 @@
-// olgpunode --state: asks a running daemon for its users. Thread-safety: any thread.
+// olgpunode --state: asks a running daemon for its users and their shares. Thread-safety: any
+// thread.
 #pragma once
 
 #include <string>

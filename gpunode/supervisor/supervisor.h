@@ -1,6 +1,6 @@
 // The daemon: accepts clients, starts a worker for each session, reaps them, and tells a client the
-// fate of its own. One thread does all of it; the transport's threads only bring messages, and that
-// of /metrics serves what was told last.
+// fate of its session. One thread does all of it; the transport's threads only bring messages, and
+// that of /metrics serves what was told last.
 //
 // A session: starting (its worker runs, the client waits for the answer) -> running -> ended (kept
 // a while, to be asked for). A running one whose client has lost its link is kept for its grace

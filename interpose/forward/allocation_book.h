@@ -74,7 +74,7 @@ struct AllocationBook {
   /// An address for so many bytes; 0: the part is full.
   uint64_t take(uint64_t context, uint64_t bytes);
   void give(uint64_t context, uint64_t address, uint64_t bytes);
-  /// Memory whose free streams have reached becomes free.
+  /// Frees the memory whose frees their streams have come to.
   void giveFreedInOrder();
 
   // Without a lock.

@@ -96,8 +96,9 @@ void noteAllocates(const Session& session, CUgraph graph);
 /// The graph that the stream's capture adds to; null: it does not capture. Asks the worker.
 CUgraph capturedGraph(CUstream stream, bool per_thread);
 
-/// Fetches the changes that earlier operations of the stream may have made to exchanged memory that
-/// kernels reach (exchange.h), and to these blocks, which only they use.
+/// Asks for the changes that earlier operations of the stream may have made to exchanged memory
+/// that kernels reach (exchange.h), and to these blocks, which only they use. Does not wait: the
+/// changes come by themselves (arrivals.h).
 void changesBehind(Session* session, CUstream stream, bool per_thread,
                    std::span<const uint64_t> own = {});
 

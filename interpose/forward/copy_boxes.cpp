@@ -49,7 +49,7 @@ void settle(CUmemorytype& type, const void*& host, CUdeviceptr& device) {
   host = reinterpret_cast<const void*>(device);
 }
 
-// True if all that a box touches of the client's memory is shared with the worker.
+// Finds out if all that a box touches of the client's memory is shared with the worker.
 class SharedSide final : public api::extract::RangeSink {
  public:
   explicit SharedSide(const Session& session) : session_(session) {}

@@ -1,4 +1,4 @@
-// Threads for work of the library's own that calls and waits, at the end of waits of one session
+// Threads for work of the library's own that calls and waits, such as to end a wait of one session
 // for another. As many as are busy at once; an idle one ends after some seconds. In such a thread
 // calls need no current context. Thread-safety: any thread; nothing here waits. Errors:
 // std::system_error when no thread can be had.

@@ -13,8 +13,8 @@
 // before anybody waits for them. An asynchronous copy is therefore made by the call itself, once
 // its stream has come to it (copies_between.h).
 //
-// If that operation is lost with its session, or fails: the context of the stream behind it is
-// broken, and its gate opens. Thread-safety: any thread.
+// If the operation that a gate waits for is lost with its session, or fails, the context of the
+// stream behind the gate is broken, and the gate opens. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>
@@ -35,7 +35,7 @@ struct StreamAt {
   bool per_thread = false;
 };
 
-/// The session and the stream there of a stream of the program's.
+/// The session of one of the program's streams, and the stream's handle there.
 StreamAt streamAt(CUstream stream, bool per_thread);
 
 /// Streams of the library's own in a context that nobody uses: they go with it.

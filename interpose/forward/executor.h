@@ -1,4 +1,4 @@
-// An executor: one worker of a gpunode, and the way to it. Records go out in one order, a thread
+// An executor: one worker of a gpunode, and the way to it. Records go out in one order; a thread
 // that waits for an answer receives by itself. The program's objects belong to the session
 // (session.h): an executor knows no handle, no stream and no memory, only records and waits.
 //

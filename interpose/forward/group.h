@@ -124,7 +124,7 @@ class Group {
     bool sent_ = false, kept_ = false;
   };
 
-  /// The program ends: a loss from now on is nobody's.
+  /// The program ends: an executor that is lost from now on is no failure.
   virtual void leaves() = 0;
   /// From now on all calls go to one executor: the active one, or where the program has addresses
   /// of variables the first, whose these are. `what` needs that: told once.

@@ -33,7 +33,8 @@ class GroupCall {
   /// Each word of [words, + bytes), at multiples of 4, that is an address of the range or of a
   /// variable (group_code.h).
   void usesAddresses(const void* words, uint64_t bytes);
-  /// The call asks about an address. A variable's address goes to the executor whose it is.
+  /// The call asks about an address. If that is a variable's, the call goes to executor 0, whose
+  /// addresses of variables the program has.
   void asksAbout(uint64_t address) {
     if (group_.code().variableAt(address) != nullptr) only_ = 0;
   }

@@ -27,7 +27,7 @@ struct ImageWay {
 CUresult sendImage(std::span<const std::byte> image,
                    const std::function<CUresult(const ImageWay& way, bool* unknown)>& make);
 
-/// The last of the call's arguments. The memory in `region` has to outlive the call.
+/// The last of the call's arguments. The Region that `*region` gets has to outlive the call.
 CUresult putImage(Call& call, const ImageWay& way, transport::RegionPtr* region);
 
 /// The head of the answer: whether the worker does not know the image, else what the driver said of

@@ -46,7 +46,7 @@ void execChildMade(CUgraphExec exec, CUgraphNode node, CUgraph child);
 StandIns standInsOf(CUgraphExec exec);
 
 /// Before the launch of an executable graph that has them, or none. The program's changes go to the
-/// stream; host functions' questions find what the graph may change.
+/// stream. Host functions of the graph find the memory that the graph may change.
 CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bool per_thread);
 /// Behind it: the worker's addresses of them, for changesBehind().
 std::vector<uint64_t> launchedStandIns(Session* session, const StandIns& all);

@@ -388,7 +388,7 @@ uint64_t lenders() {
   std::sort(names.begin(), names.end());
   std::string all;
   for (const std::string& name : names) {
-    // A loopback name is its own machine's.
+    // A name for use within one machine (loopback, unix:) means another memserver on each machine.
     const bool is_here = name.starts_with("127.") || name.starts_with("localhost:") ||
                          name.starts_with("[::1]") || name.starts_with("unix:");
     all += (is_here ? transport::bootId() : "") + name + '\n';

@@ -185,7 +185,7 @@ class Executors final : public forward::Group {
   uint64_t finishing_ns_ = 0;  // until it was finished, when it was last found so
   CodeStates code_;            // variables of code that ran
 
-  // Regions that were removed and are not released: operations that need their room wait.
+  // Regions that were removed and are not released: allocations that need their room wait.
   std::mutex releasing_;  // above the home's
   std::condition_variable released_;
   size_t leaving_ = 0;

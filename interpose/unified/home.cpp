@@ -27,8 +27,8 @@ namespace {
 constexpr size_t kMostRegions = 4096;  // of one record
 constexpr uint64_t kNoLimit = UINT64_MAX;
 constexpr uint64_t kTooMuch = uint64_t{1} << 40;  // pages: above every other cost
-// The cost of a migration, in pages that might move instead: the wait until the former executor has
-// nothing to do, and most often the way back. With room for few pages each of them counts.
+// The cost of a move of all, in pages that might move instead: the wait until the former executor
+// has nothing to do, and most often the way back. With room for few pages each of them counts.
 constexpr uint64_t kMove = 12;
 constexpr uint64_t kFewPages = 256;
 uint64_t moveOfAll(uint64_t room) { return std::min(kMove, room / kFewPages); }
@@ -135,7 +135,7 @@ uint64_t Home::freePages() const {
 
 // --- operations ----------------------------------------------------------------------------------
 
-// The extent of one that is there for operations; null: none is.
+// The extent at an address of a region that was not removed; kNone: there is none.
 Home::ExtentId Home::extentOf(uint64_t address) const {
   const uint64_t at = (address - base_) / kPageBytes;
   if (address < base_ || at >= extent_at_.size()) return directory::kNone;

@@ -58,7 +58,7 @@ class PageLinks {
   /// remove, send, cancel. Messages for an executor whose link is not open yet wait for that. Costs
   /// nothing where the home has nothing for anybody.
   void flush();
-  /// Before the sessions are left: a loss from now on is nobody's. Ends the threads.
+  /// Before the sessions are left: a link that is lost from now on is no failure. Ends the threads.
   void close();
 
  private:

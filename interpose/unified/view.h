@@ -14,7 +14,7 @@
 //                           in their order. So a call that makes something can go to several
 //                           executors, also at once, and what it makes has one number.
 //                           Handles whose count only the driver knows (nodes at a capture's tail)
-//                           get as many numbers as there never are.
+//                           get more numbers than there ever are.
 //   by an executor          for what only an answer of its own tells of. The executor's slot is in
 //                           the number, so no two are the same.
 //

@@ -114,8 +114,8 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   changed_.notify_all();
 }
 
-// Under the mutex. Only the first connection gives up: a second's outage is no end, a memserver's
-// own word is.
+// Under the mutex. Gives up the first connection only: after an outage of kFirstMs, or at once by
+// the memserver's own word.
 void ClientCore::attemptFailed(const std::string& why, bool answered) {
   if (figures_.connects != 0 || !first_error_.empty()) return;
   if (!answered && bootMs() < opened_ms_ + kFirstMs) return;

@@ -35,7 +35,7 @@ struct MemoryStatus {
       limit;  // of the cgroup with the least room, as the next two (base::CgroupMemory)
   uint64_t current = 0;
   uint64_t throttled = 0;  // of all
-  /// Bytes that could be used beyond the present.
+  /// Bytes that can still be used: the machine's, or fewer below the limit.
   uint64_t room() const;
 };
 

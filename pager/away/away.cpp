@@ -18,7 +18,7 @@ namespace {
 
 constexpr unsigned kScanEvery = 64;  // operations
 constexpr unsigned kScans = 64;      // after a page was given away
-// Given pages stay in host memory, in at most one part of it in so many.
+// Given pages stay in host memory: at most pages::kMostKept, in at most one part of it in so many.
 constexpr uint64_t kRetainedShare = 16;
 
 }  // namespace

@@ -40,10 +40,10 @@
 // that its bytes name are asked for then: edges do not travel yet.
 //
 // A free. The home says kForget of each page. After the last one the region is dropped as a freed
-// one is (dropRegion); then the agent hears of it, and the home of kForgotten: its addresses may be
-// another region's at once. A thread of its own does that (dropFreed): it waits until nothing holds
-// the region, and the holder may wait for pages of which the thread that hears the home has to
-// hear.
+// one is (dropRegion); only then the agent hears of it, and the home of kForgotten: its addresses
+// may be another region's at once. A thread of its own does that (dropFreed): it waits until
+// nothing holds the region, and the holder may wait for pages of which the thread that hears the
+// home has to hear.
 //
 // Locks: members run under PoolState::mutex, passed as Lock, unless they say otherwise. Calls of
 // the link are made under it and take only the worker's leaf. Owner: PoolState, from

@@ -9,8 +9,8 @@
 // k(thread, step) * L(lane), k odd 64-bit by a multiplicative generator from a mixed start for each
 // thread, L eight odd 128-bit constants: one key update serves 64 bytes. All K_i are odd and differ
 // mod 2^65 (a test enumerates them), hence a change of any one word and a swap of any two unequal
-// words always change the hash; other changes go unseen with a chance near 2^-128. Equal hashes
-// show accidental equality; they are no defence against somebody who constructs collisions.
+// words always change the hash; other changes go unseen with a chance near 2^-128. The hash is
+// safe from accidental collisions; it is no defence against somebody who constructs them.
 //
 // Thread-safety: pure functions. Units: bytes; pages are 2 MiB.
 #pragma once

@@ -1,10 +1,10 @@
 // How long a page that has come to the CPU stays there, so that the touch that it came for gets
 // done. Pure; times in nanoseconds. Thread-safety: none.
 //
-// The hold is twice the time that the page took to come, within limits: a longer one has waited for
-// a kernel, and to wait as long again would help nobody. A page that others take kBounces times
-// within kBouncing is contended: its hold doubles, up to kMost. Once nobody has taken it for kCalm
-// it is not any more.
+// The hold is twice the time that the page took to come, within limits: a page that took longer has
+// waited for a kernel, and to wait as long again would help nobody. A page that others take
+// kBounces times within kBouncing is contended: its hold doubles, up to kMost. Once nobody has
+// taken it for kCalm it is not any more.
 #pragma once
 
 #include <algorithm>

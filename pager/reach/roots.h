@@ -137,9 +137,10 @@ struct ByteRun {
   bool may_be_gone = false;  // registered memory
 };
 
-/// Splits [address, + bytes) into the runs that the CPU has mapped and those that it has not. The
-/// CPU has written only managed memory that it has mapped: memory that the GPU uses is taken from
-/// it. Everything counts as mapped where the system does not tell. Without the mutex too.
+/// Splits [address, + bytes) into the runs that the CPU has mapped and those that it has not. In
+/// managed memory the CPU has written only the runs that it has mapped: memory that the GPU uses is
+/// taken from it. Everything counts as mapped where the system does not tell. Without the mutex
+/// too.
 void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& present,
                      std::vector<ByteRun>& absent);
 

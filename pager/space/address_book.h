@@ -1,6 +1,6 @@
-// The address book of a pool: the addresses of the global range that are given out, and the owner
-// of each. The book knows regions, pieces of arenas and small allocations; it knows nothing of
-// where bytes are, nor of who reaches them.
+// The address book of a pool: the addresses of the global range that are given out, and what each
+// of them names. The book knows regions, pieces of arenas and small allocations; it knows nothing
+// of where bytes are, nor of who reaches them.
 //
 // Locks: find() and map() are wait-free; every other member runs under PoolState::mutex.
 #pragma once

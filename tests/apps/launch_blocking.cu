@@ -34,7 +34,7 @@ static CUresult launch(CUstream stream, CUdeviceptr at, unsigned turns) {
 }
 
 static const char* run(CUstream stream, CUdeviceptr at) {
-  // A thread whose launches have been seen before goes without a wait for the driver's answer.
+  // A launch like one that was seen before goes without a wait for the driver's answer.
   GOOD(launch(stream, at, 1));
   GOOD(cuStreamSynchronize(stream));
   GOOD(launch(stream, at, 60000000));

@@ -12,8 +12,7 @@ namespace olpager::tools::bench {
 
 enum class With : unsigned char { kNative, kPager, kForward };
 
-/// Runs the measurement that the hidden option --child names. Runs it and writes its JSON to
-/// descriptor 3.
+/// Runs the measurement that the hidden option --child names, and writes its JSON to descriptor 3.
 int runAsChild(const std::string& measurement, const Options& options);
 
 /// Runs `measurement` in a child and waits for it. Throws std::runtime_error with what the child

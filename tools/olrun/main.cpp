@@ -207,7 +207,8 @@ bool namesLocal(const std::vector<std::string>& gpunodes) {
   return std::find(gpunodes.begin(), gpunodes.end(), base::kLocalGpunode) != gpunodes.end();
 }
 
-// The mode (local or forwarded) decides which settings can have an effect.
+// The mode (local or forwarded) decides which settings can have an effect. Those of kLocal also
+// have one with a gpunode that is started here.
 enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
 
 Mode modeOf(std::string_view key) {

@@ -1,7 +1,7 @@
 // Schedules the bytes of a link. Two places decide: the one that asks (IssueScheduler: reads and
 // writes of this side, slice by slice, within windows) and the one that sends (EgressQueue: what is
 // ready to go onto the lanes). Both prefer control and demand; a slice that has begun is finished,
-// so that a demand finds at most those already under way before it.
+// so that a demand finds at most the slices already under way before it.
 //
 // Thread-safety: none; the owner's lock. No clock, no I/O.
 #pragma once

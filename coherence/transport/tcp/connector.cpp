@@ -125,7 +125,7 @@ class Dialogue {
       if (moved > 0) {
         done += static_cast<size_t>(moved);
       } else if (moved != -EAGAIN) {
-        // The peer answered and went away before all was said to him.
+        // The peer answered and went away before it had heard all.
         if (!stream_.encrypted() && events == POLLOUT) {
           if (speaksHttp()) return no(kHttpServer);
           if (refused()) return expect(wire::Frame::kReady, nullptr, 0);
