@@ -68,8 +68,9 @@ void RemoteMoves::finishSend(Extent& extent, const LowerTier::Finished& finished
   pool_.lower.sending_bytes -= extent.bytes();
   if (finished.outcome != LowerTier::Outcome::kDone) {
     engine_.setState(extent, ExtentState::kParked);
-    // Where a launch came for it, it may have been given up.
-    if (extent.region->wanted == 0 && !extent.leaving && dropRemoteCopies(extent.bytes()) == 0)
+    // Where a launch came for it, or its region was freed, it may have been given up.
+    if (extent.region->wanted == 0 && !extent.leaving && !extent.region->dead &&
+        dropRemoteCopies(extent.bytes()) == 0)
       pool_.lower.retry_ns = nowNs() + LowerMoves::kRetryNs;
     return;
   }
