@@ -20,6 +20,7 @@
 #include "base/fd.h"
 #include "base/format.h"
 #include "base/machine_memory.h"
+#include "base/memory_files.h"
 #include "base/size.h"
 #include "base/text.h"
 #include "pager/counters/files.h"
@@ -243,7 +244,13 @@ void checkDisks(Findings& findings, const base::Settings& settings) {
     const uint64_t free = uint64_t{system.f_bavail} * system.f_frsize;
     const base::UniqueFd past_cache(
         open(disk.folder.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600));
-    if (!past_cache && errno == EINVAL) {
+    const bool cached = !past_cache && errno == EINVAL;
+    const base::UniqueFd folder(open(disk.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (folder && base::isInMemory(folder.get())) {
+      found(Kind::kGap,
+            "its file system is in RAM (tmpfs), so pages there spare none; name a folder on a disk "
+            "(--disk)");
+    } else if (cached) {
       found(Kind::kNote, "its file system takes no O_DIRECT, so pages take page cache as well");
     } else if (free < disk.bytes) {
       found(Kind::kNote, base::format("{} are free, less than the {} that --disk names",
