@@ -4,7 +4,6 @@
 
 #include <openssl/types.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -13,10 +12,13 @@
 
 namespace olpager::disk {
 
-/// Two keys of AES-256. Forgotten with the object. Thread-safety: none needed, it never changes.
+/// Two keys of AES-256, forgotten with the object. The keys lie on a page of their own that is in
+/// no core dump and in no forked child, and that goes to no swap where RLIMIT_MEMLOCK allows so.
+/// OpenSSL's contexts in each PageCipher hold the keys too, in ordinary memory, as long as they
+/// live. Thread-safety: none needed, it never changes.
 class CipherKey {
  public:
-  /// A key from the system's random numbers. An Error where there are none.
+  /// A key from the system's random numbers. An Error where there are none, or no page.
   static Result<std::unique_ptr<CipherKey>> make();
   ~CipherKey();
   CipherKey(const CipherKey&) = delete;
@@ -24,8 +26,9 @@ class CipherKey {
 
  private:
   friend class PageCipher;
+  static constexpr size_t kBytes = 64, kPage = 4096;
   CipherKey() = default;
-  std::array<uint8_t, 64> bytes_{};
+  uint8_t* bytes_ = nullptr;  // a page
 };
 
 /// Encrypts and decrypts. One page is one data unit of XTS; its tweak is `number`, which its caller
