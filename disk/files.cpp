@@ -11,6 +11,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/memory_files.h"
 #include "base/size.h"
 #include "coherence/transport/core/own_descriptors.h"
 
@@ -19,28 +20,39 @@ namespace {
 
 constexpr uint64_t kFullNs = 1'000'000'000;
 
-// -1 with errno.
-int openOnce(const std::string& folder, int flags) {
-  const int fd = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | flags, 0600);
-  if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;
-  // A file system without nameless files.
+// A file without a name, by O_TMPFILE or, on a file system without that, by a name that is taken
+// away at once. None with errno.
+base::UniqueFd openOnce(const std::string& folder, int flags) {
+  base::UniqueFd fd(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | flags, 0600));
+  if (fd || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;
   std::string name = folder + "/.olpager-XXXXXX";
-  const int named = mkostemp(name.data(), O_CLOEXEC | flags);
-  if (named >= 0) (void)unlink(name.c_str());
-  return named;
+  fd.reset(mkostemp(name.data(), O_CLOEXEC));
+  // The flags come last: a file system that refuses them leaves nothing behind.
+  if (fd && (unlink(name.c_str()) != 0 ||
+             (flags != 0 && fcntl(fd.get(), F_SETFL, O_RDWR | flags) != 0))) {
+    const int error = errno;
+    fd.reset();
+    errno = error;
+  }
+  return fd;
 }
 
 }  // namespace
 
 Result<base::UniqueFd> openNameless(const Folder& folder) {
-  base::UniqueFd fd(openOnce(folder.path, O_DIRECT));
-  if (!fd && errno == EINVAL) {
-    fd.reset(openOnce(folder.path, 0));
-    if (fd)
-      base::logWarn(
-          "disk: the file system of %s takes no O_DIRECT: what is written there takes page cache, "
-          "so memory, as well; name a folder on a disk",
-          folder.path.c_str());
+  base::UniqueFd fd = openOnce(folder.path, O_DIRECT);
+  const bool cached = !fd && errno == EINVAL;
+  if (cached) fd = openOnce(folder.path, 0);
+  if (fd && base::isInMemory(fd.get())) {
+    base::logWarn(
+        "disk: the file system of %s is in RAM (tmpfs): what is written there takes as much memory "
+        "as it spares; name a folder on a disk",
+        folder.path.c_str());
+  } else if (fd && cached) {
+    base::logWarn(
+        "disk: the file system of %s takes no O_DIRECT: what is written there takes page cache, "
+        "so memory, as well; name a folder on a disk",
+        folder.path.c_str());
   }
   if (!fd)
     return Error{
@@ -74,7 +86,13 @@ Status Files::open(const std::vector<Folder>& folders) {
     file.pages = folder.bytes / kPlaceBytes;
     auto fd = openNameless({folder.path, file.pages * kPlaceBytes});
     if (!fd.ok()) return fd.error();
-    file.fd = std::move(fd).value();
+    auto own = OwnFile::make(std::move(fd).value());
+    if (!own.ok())
+      return Error{base::format("disk: the file in {} can't be mapped: {}; name another folder",
+                                folder.path, own.error().message)};
+    file.file = std::move(own).value();
+    file.written.reserve(file.pages);
+    file.unwritten.reserve(file.pages);
     files_.push_back(std::move(file));
   }
   return {};
@@ -93,7 +111,8 @@ std::optional<std::vector<Place>> Files::take(uint64_t count, uint64_t now_ns) {
     double least = 2;
     for (uint32_t i = 0; i < files_.size(); ++i) {
       const File& file = files_[i];
-      const double share = static_cast<double>(file.used) / static_cast<double>(file.pages);
+      const double share =
+          static_cast<double>(file.used + file.bad) / static_cast<double>(file.pages);
       if (file.room(now_ns) == 0 || share >= least) continue;
       best = i;
       least = share;
@@ -123,10 +142,16 @@ std::optional<std::vector<Place>> Files::take(uint64_t count, uint64_t now_ns) {
 
 // The last first, so that they are taken in order again.
 void Files::give(const std::vector<Place>& places) {
-  for (auto place = places.rbegin(); place != places.rend(); ++place) {
-    File& file = files_[place->file];
-    (place->has_room ? file.written : file.unwritten).push_back(place->page);
-    --file.used;
+  for (auto place = places.rbegin(); place != places.rend(); ++place) give(*place);
+}
+
+void Files::give(const Place& place) {
+  File& file = files_[place.file];
+  --file.used;
+  if (place.bad) {
+    ++file.bad;
+  } else {
+    (place.has_room ? file.written : file.unwritten).push_back(place.page);
   }
 }
 

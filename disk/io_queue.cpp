@@ -17,7 +17,10 @@
 namespace olpager::disk {
 namespace {
 
+bool isThere(const Io& io) { return io.file.inode == 0 || io.file.isStill(io.fd); }
+
 int64_t runNow(const Io& io) {
+  if (!isThere(io)) return -EBADF;
   const auto at = static_cast<off_t>(io.offset);
   const ssize_t moved =
       io.write ? pwrite(io.fd, io.memory, io.bytes, at) : pread(io.fd, io.memory, io.bytes, at);
@@ -26,6 +29,7 @@ int64_t runNow(const Io& io) {
 
 class BlockingQueue final : public IoQueue {
  public:
+  explicit BlockingQueue(unsigned depth) { ended_.reserve(depth); }
   void begin(const Io& io) override { ended_.push_back({io.tag, runNow(io)}); }
   void wait(std::vector<IoEnd>& ended) override {
     ended.insert(ended.end(), ended_.begin(), ended_.end());
@@ -41,7 +45,11 @@ class UringQueue final : public IoQueue {
   UringQueue() = default;
   ~UringQueue() override {
     if (!made_) return;
-    transport::forgetOwnDescriptor(ring_.ring_fd);
+    if (identity_.isStill(ring_.ring_fd)) {
+      transport::forgetOwnDescriptor(ring_.ring_fd);
+    } else {
+      ring_.ring_fd = -1;  // somebody else's number
+    }
     io_uring_queue_exit(&ring_);
   }
   UringQueue(const UringQueue&) = delete;
@@ -51,6 +59,9 @@ class UringQueue final : public IoQueue {
     if (const int result = io_uring_queue_init(depth, &ring_, 0); result < 0)
       return Error{base::format("io_uring_setup: {}", std::strerror(-result))};
     made_ = true;
+    identity_ = FileIdentity::of(ring_.ring_fd);
+    waiting_.reserve(depth);
+    ended_.reserve(depth);
     transport::noteOwnDescriptor(ring_.ring_fd);
     (void)io_uring_ring_dontfork(&ring_);
     io_uring_probe* const probe = io_uring_get_probe_ring(&ring_);
@@ -72,7 +83,7 @@ class UringQueue final : public IoQueue {
       io_uring_prep_read(entry, io.fd, io.memory, io.bytes, io.offset);
     }
     io_uring_sqe_set_data64(entry, io.tag);
-    waiting_.push_back(io);
+    waiting_.push_back({io, entry});
     submit(0);
   }
 
@@ -102,6 +113,10 @@ class UringQueue final : public IoQueue {
 
   // Requests that were begun go to the kernel; returns when `least` have ended, or earlier.
   void submit(unsigned least) {
+    // Kernels before 5.12 have one inode for all rings, and a program's ring looks like this one.
+    if (!identity_.isStill(ring_.ring_fd)) return refuse("its descriptor was closed");
+    for (const Waiting& one : waiting_)
+      if (!isThere(one.io)) one.entry->fd = -1;  // ends with EBADF
     const int result = io_uring_submit_and_wait(&ring_, least);
     if (result >= 0) {
       const auto taken = static_cast<std::ptrdiff_t>(result);
@@ -111,20 +126,31 @@ class UringQueue final : public IoQueue {
     // Begun again by the next wait().
     if (result == -EINTR) return;
     if (result == -EAGAIN || result == -EBUSY) return pause();
+    refuse(std::strerror(-result));
+  }
+
+  void refuse(const char* why) {
     if (base::firstTime("disk io_uring refused"))
       base::logInfo(
           "disk: io_uring is refused now (%s): reads and writes go one after the other in "
           "each thread",
-          std::strerror(-result));
+          why);
     refused_ = true;
-    for (const Io& io : std::exchange(waiting_, {})) ended_.push_back({io.tag, runNow(io)});
+    for (const Waiting& one : waiting_) ended_.push_back({one.io.tag, runNow(one.io)});
+    waiting_.clear();
   }
 
+  struct Waiting {
+    Io io;
+    io_uring_sqe* entry = nullptr;
+  };
+
   io_uring ring_{};
+  FileIdentity identity_;  // the ring's; its mapping keeps its inode
   bool made_ = false;
-  bool refused_ = false;      // for good
-  std::vector<Io> waiting_;   // that the kernel has not taken yet, in order
-  std::vector<IoEnd> ended_;  // that wait() has not given out
+  bool refused_ = false;          // for good
+  std::vector<Waiting> waiting_;  // that the kernel has not taken yet, in order
+  std::vector<IoEnd> ended_;      // that wait() has not given out
 };
 
 }  // namespace
@@ -135,7 +161,9 @@ Result<std::unique_ptr<IoQueue>> makeUringQueue(unsigned depth) {
   return std::unique_ptr<IoQueue>(std::move(queue));
 }
 
-std::unique_ptr<IoQueue> makeBlockingQueue() { return std::make_unique<BlockingQueue>(); }
+std::unique_ptr<IoQueue> makeBlockingQueue(unsigned depth) {
+  return std::make_unique<BlockingQueue>(depth);
+}
 
 std::unique_ptr<IoQueue> makeQueue(unsigned depth) {
   auto ring = makeUringQueue(depth);
@@ -143,7 +171,7 @@ std::unique_ptr<IoQueue> makeQueue(unsigned depth) {
   if (base::firstTime("disk no io_uring"))
     base::logDebug("disk: no io_uring (%s): reads and writes go one after the other in each thread",
                    ring.error().message.c_str());
-  return makeBlockingQueue();
+  return makeBlockingQueue(depth);
 }
 
 }  // namespace olpager::disk

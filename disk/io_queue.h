@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "disk/own_file.h"
 
 namespace olpager::disk {
 
@@ -19,7 +20,9 @@ struct Io {
   uint64_t offset = 0;
   std::byte* memory = nullptr;
   uint32_t bytes = 0;
-  uint64_t tag = 0;  // names the request in its end
+  uint64_t tag = 0;   // names the request in its end
+  FileIdentity file;  // of `fd`: where that stands for another file, the request ends with EBADF.
+                      // None: whatever `fd` stands for
 };
 
 struct IoEnd {
@@ -42,10 +45,11 @@ using QueueMaker = std::function<std::unique_ptr<IoQueue>(unsigned depth)>;
 
 /// By io_uring. The Error says why there is none: an older kernel, or a sandbox that refuses it.
 /// The ring is closed in a forked child (transport::closeInForkedChild()). A sandbox that refuses
-/// io_uring later on makes requests go one after the other.
+/// io_uring later on, or a program that closes the ring's descriptor, makes requests go one after
+/// the other.
 Result<std::unique_ptr<IoQueue>> makeUringQueue(unsigned depth);
 /// By pread and pwrite: begin() blocks until the request has ended.
-std::unique_ptr<IoQueue> makeBlockingQueue();
+std::unique_ptr<IoQueue> makeBlockingQueue(unsigned depth);
 /// The first where there is it, else the second, with a line at debug level.
 std::unique_ptr<IoQueue> makeQueue(unsigned depth);
 

@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <exception>
 #include <set>
 #include <string>
 #include <system_error>
@@ -12,7 +14,6 @@
 
 #include "base/held_signals.h"
 #include "base/log.h"
-#include "base/size.h"
 #include "pager/clock.h"
 #include "pager/counters/counters.h"
 #include "pager/kernels/hash_and_scan.h"
@@ -20,14 +21,16 @@
 namespace olpager::disk {
 namespace {
 
-constexpr unsigned kDepth = 4;          // pages of a worker at a time
-constexpr unsigned kMostAttempts = 16;  // of a request that moves nothing
-constexpr uint32_t kAlignment = 4096;   // of what O_DIRECT moves
+constexpr unsigned kDepth = 4;         // pages of a worker at a time
+constexpr unsigned kMostAttempts = 8;  // of a request that moves nothing
+constexpr uint32_t kAlignment = 4096;  // of what O_DIRECT moves
 
 unsigned workersHere() { return std::clamp(std::thread::hardware_concurrency() / 2, 2u, 4u); }
 
-// No room, rather than a disk that fails.
-bool isFull(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+// Before a request that moved nothing is made again: 1 ms, and twice as long each time.
+void pauseBefore(unsigned attempt) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(1u << (attempt - 1)));
+}
 
 }  // namespace
 
@@ -51,6 +54,8 @@ struct DiskTier::Worker {
       pages[i].memory = memory + i * kPlaceBytes;
       free.push_back(i);
     }
+    ends.reserve(kDepth);
+    came.reserve(kDepth);
     queue = options.queues(kDepth);
     if (key == nullptr) return {};
     auto made = PageCipher::make(*key);
@@ -64,7 +69,8 @@ struct DiskTier::Worker {
   std::unique_ptr<PageCipher> cipher;
   Moving pages[kDepth];
   std::vector<unsigned> free;  // of `pages`
-  std::deque<IoEnd> ends;      // that are not looked at yet
+  Moving* in_hand = nullptr;   // neither free nor with the queue
+  std::vector<IoEnd> ends;     // that are not looked at yet, the next one last
   std::vector<IoEnd> came;
   std::thread thread;
 };
@@ -196,8 +202,11 @@ bool DiskTier::drop(uint64_t address) {
 }
 
 std::vector<pager::LowerTier::Finished> DiskTier::take() {
+  std::vector<Finished> all;
   std::lock_guard lock(mutex_);
-  return std::exchange(finished_, {});
+  all.reserve(transfers_.size());
+  all.swap(finished_);
+  return all;
 }
 
 pager::TierFigures DiskTier::figures() const {
@@ -210,6 +219,9 @@ pager::TierFigures DiskTier::figures() const {
 // ---- transfers, under mutex_
 
 void DiskTier::wait(Transfer& transfer, bool first) {
+  // A worker needs no memory to end it.
+  const size_t ends = finished_.size() + transfers_.size();
+  if (finished_.capacity() < ends) finished_.reserve(2 * ends);
   (first ? urgent_ : waiting_).push_back(&transfer);
   transfer.waits = true;
   changed_.notify_all();
@@ -232,7 +244,7 @@ void DiskTier::end(Transfer& transfer, bool right) {
   Copy& copy = *transfer.copy;
   const uint64_t address = transfer.address;
   const bool sent = transfer.send, whole = transfer.allBegun() && !transfer.failed;
-  const bool lost = !sent && (transfer.failed || (whole && !right));
+  const bool lost = !sent && (transfer.lost || (whole && !right));
   const pager::ContentHash hash = copy.hash;
   transfers_.erase(address);
   if (sent && whole) {
@@ -273,49 +285,73 @@ void DiskTier::publish() {
 
 void DiskTier::work(Worker& worker) {
   for (;;) {
-    Moving* next = nullptr;
-    bool rings = false;
-    {
-      std::unique_lock lock(mutex_);
-      const auto isIdle = [&] { return worker.free.size() == kDepth && worker.ends.empty(); };
-      changed_.wait(lock, [&] {
-        return closing_ || must_wake_ || !isIdle() || !urgent_.empty() || !waiting_.empty();
-      });
-      if (closing_ && isIdle()) return;
-      rings = std::exchange(must_wake_, false);
-      auto& from = urgent_.empty() ? waiting_ : urgent_;
-      if (!closing_ && !from.empty() && !worker.free.empty()) {
-        Transfer& transfer = *from.front();
-        next = &worker.pages[worker.free.back()];
-        worker.free.pop_back();
-        next->transfer = &transfer;
-        next->page = transfer.next++;
-        next->place = transfer.copy->places[next->page];
-        next->done = next->attempts = 0;
-        ++transfer.under_way;
-        if (transfer.allBegun()) unqueue(transfer);
-      }
-    }
-    if (rings) {
-      std::lock_guard lock(wake_mutex_);
-      if (wake_) wake_();
-    }
-    if (next != nullptr) {
-      if (begin(worker, *next)) continue;
-      worker.free.push_back(static_cast<unsigned>(next - worker.pages));
-    } else if (!worker.ends.empty()) {
-      const IoEnd end = worker.ends.front();
-      worker.ends.pop_front();
-      ended(worker, worker.pages[end.tag], end.result);
-    } else if (worker.free.size() < kDepth) {
-      worker.came.clear();
-      worker.queue->wait(worker.came);
-      worker.ends.insert(worker.ends.end(), worker.came.begin(), worker.came.end());
+    try {
+      if (!step(worker)) return;
+    } catch (const std::exception& error) {
+      leave(worker, error.what());
     }
   }
 }
 
-// False: it is over already.
+// False: the tier ends.
+bool DiskTier::step(Worker& worker) {
+  bool rings = false;
+  {
+    std::unique_lock lock(mutex_);
+    const auto isIdle = [&] { return worker.free.size() == kDepth && worker.ends.empty(); };
+    changed_.wait(lock, [&] {
+      return closing_ || must_wake_ || !isIdle() || !urgent_.empty() || !waiting_.empty();
+    });
+    if (closing_ && isIdle()) return false;
+    rings = std::exchange(must_wake_, false);
+    auto& from = urgent_.empty() ? waiting_ : urgent_;
+    if (!closing_ && !from.empty() && !worker.free.empty()) {
+      Transfer& transfer = *from.front();
+      Moving& next = worker.pages[worker.free.back()];
+      worker.free.pop_back();
+      next = {.transfer = &transfer, .page = transfer.next++, .memory = next.memory};
+      next.place = transfer.copy->places[next.page];
+      worker.in_hand = &next;
+      ++transfer.under_way;
+      if (transfer.allBegun()) unqueue(transfer);
+    }
+  }
+  if (rings) {
+    std::lock_guard lock(wake_mutex_);
+    if (wake_) wake_();
+  }
+  bool goes_on = true;
+  if (worker.in_hand != nullptr) {
+    goes_on = begin(worker, *worker.in_hand);
+  } else if (!worker.ends.empty()) {
+    const IoEnd end = worker.ends.back();
+    worker.ends.pop_back();
+    worker.in_hand = &worker.pages[end.tag];
+    goes_on = ended(worker, *worker.in_hand, end.result);
+  } else if (worker.free.size() < kDepth) {
+    worker.came.clear();
+    worker.queue->wait(worker.came);
+    worker.ends.assign(worker.came.rbegin(), worker.came.rend());
+  }
+  if (!goes_on) worker.free.push_back(static_cast<unsigned>(worker.in_hand - worker.pages));
+  worker.in_hand = nullptr;
+  return true;
+}
+
+// Memory was refused, to the tier or to what wake_ calls.
+void DiskTier::leave(Worker& worker, const char* why) {
+  base::logError(
+      "disk: a thread could not go on (%s): what it moved stays where it is for now. Is memory "
+      "short?",
+      why);
+  if (Moving* const moving = std::exchange(worker.in_hand, nullptr); moving != nullptr) {
+    pageOver(*moving, Over::kNotNow);
+    worker.free.push_back(static_cast<unsigned>(moving - worker.pages));
+  }
+  pauseBefore(kMostAttempts);
+}
+
+// False, as of ended(): it is over already.
 bool DiskTier::begin(Worker& worker, Moving& moving) {
   Transfer& transfer = *moving.transfer;
   if (transfer.send) {
@@ -324,8 +360,7 @@ bool DiskTier::begin(Worker& worker, Moving& moving) {
     if (worker.cipher == nullptr) {
       std::memcpy(moving.memory, from, kPlaceBytes);
     } else if (!worker.cipher->encrypt(moving.place.number, from, moving.memory, kPlaceBytes)) {
-      failed(moving, ENOMEM);
-      return false;
+      return failed(worker, moving, ENOMEM);
     }
   }
   go(worker, moving);
@@ -335,6 +370,7 @@ bool DiskTier::begin(Worker& worker, Moving& moving) {
 void DiskTier::go(Worker& worker, const Moving& moving) {
   Io io;
   io.fd = files_.descriptorOf(moving.place.file);
+  io.file = files_.identityOf(moving.place.file);
   io.write = moving.transfer->send;
   io.offset = moving.place.page * kPlaceBytes + moving.done;
   io.memory = moving.memory + moving.done;
@@ -343,30 +379,53 @@ void DiskTier::go(Worker& worker, const Moving& moving) {
   worker.queue->begin(io);
 }
 
-void DiskTier::ended(Worker& worker, Moving& moving, int64_t result) {
+DiskTier::Failure DiskTier::failureOf(int error) {
+  switch (error) {
+    case EINTR:
+    case EAGAIN:
+    case ENOMEM:
+      return Failure::kPassing;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+      return Failure::kFull;
+    case EBADF:
+      return Failure::kGone;
+    default:
+      return Failure::kBroken;
+  }
+}
+
+bool DiskTier::ended(Worker& worker, Moving& moving, int64_t result) {
   const bool send = moving.transfer->send;
   pager::DiskCounters& disk = pager::counters().disk;
   if (result > 0)
     pager::add(send ? disk.written_bytes : disk.read_bytes, static_cast<uint64_t>(result));
   int error = result < 0 ? static_cast<int>(-result) : 0;
   if (result == 0) error = EIO;  // the file ends here, and it was longer
+  const auto goAgain = [&] {
+    go(worker, moving);
+    return true;
+  };
   if (result > 0 && moving.done + result < static_cast<int64_t>(kPlaceBytes)) {
     const uint32_t more = static_cast<uint32_t>(result) & ~(kAlignment - 1);
     moving.done += more;
     moving.attempts = more > 0 ? 0 : moving.attempts + 1;
-    if (moving.attempts < kMostAttempts) return go(worker, moving);
+    if (moving.attempts < kMostAttempts) return goAgain();
     error = EIO;
-  } else if (error == EINTR || error == EAGAIN) {
-    if (++moving.attempts < kMostAttempts) return go(worker, moving);
+  } else if (error != 0 && failureOf(error) == Failure::kPassing) {
+    if (++moving.attempts < kMostAttempts) {
+      pauseBefore(moving.attempts);
+      return goAgain();
+    }
   }
-  if (error != 0) {
-    failed(moving, error);
-  } else if (send) {
-    pageOver(moving, true);
-  } else {
-    arrived(worker, moving) ? pageOver(moving, true) : failed(moving, ENOMEM);
-  }
-  worker.free.push_back(static_cast<unsigned>(&moving - worker.pages));
+  if (error != 0 && !send && failureOf(error) == Failure::kBroken &&
+      !std::exchange(moving.again, true))
+    return goAgain();
+  if (error == 0 && !send && !arrived(worker, moving)) error = ENOMEM;
+  if (error != 0) return failed(worker, moving, error);
+  pageOver(moving, Over::kWell);
+  return false;
 }
 
 bool DiskTier::arrived(Worker& worker, const Moving& moving) {
@@ -381,50 +440,101 @@ bool DiskTier::arrived(Worker& worker, const Moving& moving) {
   return true;
 }
 
-void DiskTier::failed(const Moving& moving, int error) {
-  const std::string& path = files_.pathOf(moving.place.file);
+// False, as of ended(): it is over. Else it is written to another file.
+bool DiskTier::failed(Worker& worker, Moving& moving, int error) {
+  tellFailure(moving, error);
+  const bool passing = failureOf(error) == Failure::kPassing;
+  if (moving.transfer->send && !passing && goesElsewhere(moving)) return begin(worker, moving);
+  pageOver(moving, passing ? Over::kNotNow : Over::kFailed);
+  return false;
+}
+
+void DiskTier::tellFailure(const Moving& moving, int error) {
+  const char* const path = files_.pathOf(moving.place.file).c_str();
+  const char* const text = std::strerror(error);
   const bool send = moving.transfer->send;
-  if (!send) {
+  const Failure failure = failureOf(error);
+  bool first = true;
+  if (failure == Failure::kGone || (send && failure != Failure::kPassing)) {
+    std::lock_guard lock(mutex_);
+    failure == Failure::kFull ? files_.full(moving.place.file, pager::nowNs())
+                              : void(first = files_.broken(moving.place.file));
+  }
+  if (failure == Failure::kGone) {
+    if (first)
+      base::logError(
+          "disk: the program has closed the descriptor of olpager's file in %s; its memory that "
+          "lay there is lost, and nothing more is written there. Let closefrom() and its like "
+          "spare descriptors that the program has not opened",
+          path);
+  } else if (failure == Failure::kPassing) {
+    base::logWarn("disk: %s in %s is refused for now: %s; it is tried again. Is memory short?",
+                  send ? "writing" : "reading", path, text);
+  } else if (!send) {
     base::logError(
         "disk: reading in %s failed: %s; the program's memory that lay there is lost. Is the disk "
         "well (dmesg)?",
-        path.c_str(), std::strerror(error));
-  } else if (isFull(error)) {
-    base::warnOnce("disk is full " + path,
-                   "disk: %s has no room left: %s; what has no room there stays in RAM. Free some, "
+        path, text);
+  } else if (failure == Failure::kFull) {
+    base::warnOnce(std::string("disk is full ") + path,
+                   "disk: %s has no room left: %s; what has no other room stays in RAM. Free some, "
                    "or name a smaller size",
-                   path.c_str(), std::strerror(error));
+                   path, text);
   } else {
     base::logError(
         "disk: writing in %s failed: %s; nothing more is written there, and what has no "
         "other room stays in RAM",
-        path.c_str(), std::strerror(error));
+        path, text);
   }
-  if (send) {
-    std::lock_guard lock(mutex_);
-    isFull(error) ? files_.full(moving.place.file, pager::nowNs())
-                  : files_.broken(moving.place.file);
-  }
-  pageOver(moving, false);
 }
 
-std::string DiskTier::foldersOf(const Copy& copy) const {
-  std::set<std::string> folders;
-  for (const Place& place : copy.places) folders.insert(files_.pathOf(place.file));
+// A page that its file did not take gets a place in another one. False: there is none, or nobody
+// wants it any more.
+bool DiskTier::goesElsewhere(Moving& moving) {
+  std::lock_guard lock(mutex_);
+  Transfer& transfer = *moving.transfer;
+  if (closing_ || transfer.stopped || ++moving.moves > options_.folders.size()) return false;
+  const auto places = files_.take(1, pager::nowNs());
+  if (!places) return false;
+  Place& place = transfer.copy->places[moving.page];
+  place.has_room = false;  // whatever it had: the file system gives it none now
+  files_.give(place);
+  place = places->front();
+  place.number = ++writings_;
+  moving.place = place;
+  moving.done = 0;
+  moving.attempts = 0;
+  return true;
+}
+
+void DiskTier::tellWrong(const Copy& copy) const noexcept {
   std::string all;
-  for (const std::string& folder : folders) all += (all.empty() ? "" : ", ") + folder;
-  return all;
+  try {
+    std::set<std::string> folders;
+    for (const Place& place : copy.places) folders.insert(files_.pathOf(place.file));
+    for (const std::string& folder : folders) all += (all.empty() ? "" : ", ") + folder;
+  } catch (const std::exception&) {
+    all.clear();  // memory is short
+  }
+  base::logError(
+      "disk: wrong bytes came back for %llu MiB in %s; the program's memory that lay there is "
+      "lost. Is the disk well (dmesg)?",
+      static_cast<unsigned long long>(copy.bytes >> 20),
+      all.empty() ? "one of the folders" : all.c_str());
 }
 
-void DiskTier::pageOver(const Moving& moving, bool well) {
+void DiskTier::pageOver(const Moving& moving, Over how) {
   Transfer& transfer = *moving.transfer;
   bool right = false;
   {
     std::unique_lock lock(mutex_);
-    if (well && transfer.send) transfer.copy->places[moving.page].has_room = true;
-    if (well) (transfer.send ? figures_.sent_bytes : figures_.received_bytes) += kPlaceBytes;
-    if (!well) {
+    Place& place = transfer.copy->places[moving.page];
+    if (how == Over::kWell) {
+      if (transfer.send) place.has_room = true;
+      (transfer.send ? figures_.sent_bytes : figures_.received_bytes) += kPlaceBytes;
+    } else {
       transfer.failed = transfer.stopped = true;
+      if (how == Over::kFailed && !transfer.send) transfer.lost = place.bad = true;
       unqueue(transfer);
     }
     --transfer.under_way;
@@ -438,14 +548,12 @@ void DiskTier::pageOver(const Moving& moving, bool well) {
     transfer.copy->hash = kernels::combineHashes(hashes.data(), hashes.size());
   if (!transfer.send) {
     right = kernels::combineHashes(hashes.data(), hashes.size()) == transfer.copy->hash;
-    if (!right)
-      base::logError(
-          "disk: wrong bytes came back for %s in %s; the program's memory that lay there is lost. "
-          "Is the disk well (dmesg)?",
-          base::formatSize(transfer.copy->bytes).c_str(), foldersOf(*transfer.copy).c_str());
+    if (!right) tellWrong(*transfer.copy);
   }
   std::lock_guard lock(mutex_);
   --transfer.under_way;
+  if (!transfer.send && !right)
+    for (Place& place : transfer.copy->places) place.bad = true;
   end(transfer, right);
 }
 

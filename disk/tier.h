@@ -11,7 +11,12 @@
 //
 // Threads. Workers, as many as suit the machine, each with an IoQueue and memory for kDepth pages.
 // Each takes the next page of the first transfer that waits, so a single large copy has all of
-// them. Callers do what needs no disk themselves.
+// them. Callers do what needs no disk themselves. A worker that gets no memory leaves the page that
+// it has in hand, as a page that can't be moved now, and goes on.
+//
+// Failures of a page: what passes (memory that is refused) ends a transfer, and nothing is lost; a
+// full or broken file has its pages written to another one; what can't be read in two attempts is
+// lost, and so is all in a file whose descriptor the program has closed.
 //
 // Locks: mutex_, over all but what is a worker's own; nothing blocks under it, and nobody is
 // called. wake_mutex_, held while wake_ runs, and by nobody who holds mutex_.
@@ -77,7 +82,8 @@ class DiskTier final : public pager::LowerTier {
     uint64_t under_way = 0;  // pages
     bool waits = false;      // in urgent_ or waiting_
     bool stopped = false;    // raised, given up or failed: no more pages are begun
-    bool failed = false;
+    bool failed = false;     // a page is not where it belongs
+    bool lost = false;       // of a receive: a page can't be read any more
     bool allBegun() const { return next == copy->places.size(); }
   };
 
@@ -89,20 +95,30 @@ class DiskTier final : public pager::LowerTier {
     std::byte* memory = nullptr;  // the worker's
     uint32_t done = 0;            // bytes
     unsigned attempts = 0;        // in a row that moved nothing
+    bool again = false;           // of a read: it failed once
+    size_t moves = 0;             // to another file
   };
+
+  enum class Failure : uint8_t { kPassing, kFull, kBroken, kGone };
+  // A page's end.
+  enum class Over : uint8_t { kWell, kNotNow, kFailed };
 
   struct Worker;
 
   void work(Worker& worker);
+  bool step(Worker& worker);
+  void leave(Worker& worker, const char* why);
   bool begin(Worker& worker, Moving& moving);
   void go(Worker& worker, const Moving& moving);
-  void ended(Worker& worker, Moving& moving, int64_t result);
+  bool ended(Worker& worker, Moving& moving, int64_t result);
   bool arrived(Worker& worker, const Moving& moving);
-  void failed(const Moving& moving, int error);
-  void pageOver(const Moving& moving, bool well);
-  std::string foldersOf(const Copy& copy) const;
+  static Failure failureOf(int error);
+  bool goesElsewhere(Moving& moving);
+  void tellFailure(const Moving& moving, int error);
+  bool failed(Worker& worker, Moving& moving, int error);
+  void pageOver(const Moving& moving, Over how);
+  void tellWrong(const Copy& copy) const noexcept;
 
-  Transfer* begins(uint64_t address, bool send);
   void wait(Transfer& transfer, bool first);
   void stop(Transfer& transfer);
   void unqueue(Transfer& transfer);

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include <cstdlib>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -29,6 +30,7 @@ class FaultyQueue final : public IoQueue {
 
   void begin(const Io& io) override {
     ++faults_.begun;
+    if (takes(faults_.throwing)) throw std::bad_alloc();
     if (takes(io.write ? faults_.failing_writes : faults_.failing_reads))
       return own_.push_back({io.tag, -faults_.error.load()});
     if (takes(faults_.interrupted))

@@ -50,6 +50,7 @@ struct Faults {
   std::atomic<int> wrong_reads{0};  // a bit is another one
   std::atomic<int> interrupted{0};  // EINTR and EAGAIN in turns
   std::atomic<int> ended{0};        // of the file: 0 bytes are read
+  std::atomic<int> throwing{0};     // the thread gets no memory
   std::atomic<bool> held{false};    // nothing ends
   std::atomic<uint64_t> begun{0};
 };

@@ -1,9 +1,14 @@
 // Disks that fail: never wrong bytes.
 #include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <optional>
 #include <random>
+#include <string>
 
+#include "base/fd.h"
 #include "tests/seed.h"
 #include "tests/unit/disk/rig.h"
 
@@ -43,9 +48,17 @@ TEST_CASE("what can't be read, or comes back wrong, is lost", "[failures]") {
   REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
   REQUIRE(caller.sent(2, other) == Outcome::kDone);
   std::atomic<int>* const faulted[] = {&faults.failing_reads, &faults.wrong_reads, &faults.ended};
-  *faulted[GENERATE(0, 1, 2)] = 1;
+  const int which = GENERATE(0, 1, 2);
+  *faulted[which] = which == 1 ? 1 : 100;
   const auto hash = bytes.hash();
+  const uint64_t capacity = caller.tier->figures().capacity_bytes;
   CHECK(caller.received(1, bytes) == Outcome::kLost);
+  faults.failing_reads = faults.ended = 0;
+  // Nothing is written again where the disk failed; nobody knows which page is wrong.
+  const uint64_t out = capacity - caller.tier->figures().capacity_bytes;
+  CHECK(out >= 2 * kMiB);
+  CHECK(out <= bytes.length());
+  if (which == 1) CHECK(out == bytes.length());
   CHECK_FALSE(caller.tier->holds(1, hash));
   CHECK_FALSE(caller.tier->drop(1));
   CHECK(caller.tier->figures().lost_bytes == bytes.length());
@@ -55,6 +68,145 @@ TEST_CASE("what can't be read, or comes back wrong, is lost", "[failures]") {
   CHECK(other.holds(6));
   bytes.fill(7);
   REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+}
+
+TEST_CASE("a read that fails once is made again", "[failures]") {
+  TemporaryFolder folder;
+  Faults faults;
+  TierOptions options = optionsFor({&folder}, 16 * kMiB);
+  options.queues = faulty(faults);
+  Caller caller(options);
+  Bytes bytes(2 * kMiB);
+  bytes.fill(5);
+  REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+  bytes.clear();
+  faults.failing_reads = 1;
+  REQUIRE(caller.received(1, bytes) == Outcome::kDone);
+  CHECK(bytes.holds(5));
+}
+
+TEST_CASE("what passes loses nothing", "[failures]") {
+  TemporaryFolder folder;
+  Faults faults;
+  TierOptions options = optionsFor({&folder}, 16 * kMiB);
+  options.queues = faulty(faults);
+  Caller caller(options);
+  Bytes bytes(4 * kMiB), other(2 * kMiB);
+  bytes.fill(5);
+  other.fill(6);
+  const auto hash = bytes.hash();
+  REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+  bytes.clear();
+  std::atomic<int>* of_reads = &faults.failing_reads;
+  std::atomic<int>* of_writes = &faults.failing_writes;
+  SECTION("memory that the kernel refuses") { faults.error = ENOMEM; }
+  SECTION("requests that it refuses") { faults.error = EAGAIN; }
+  SECTION("memory that a thread is refused") { of_reads = of_writes = &faults.throwing; }
+  *of_reads = 1000;
+  CHECK(caller.received(1, bytes) == Outcome::kNotNow);
+  CHECK(caller.tier->holds(1, hash));
+  CHECK(caller.tier->figures().lost_bytes == 0);
+  *of_reads = 0;
+  *of_writes = 1000;
+  CHECK(caller.sent(2, other) == Outcome::kNoRoom);
+  *of_writes = 0;
+  CHECK(caller.tier->figures().capacity_bytes == 16 * kMiB);
+  REQUIRE(caller.received(1, bytes) == Outcome::kDone);
+  CHECK(bytes.holds(5));
+  REQUIRE(caller.sent(2, other) == Outcome::kDone);
+}
+
+// Descriptors of this process whose link has `text` in it.
+static std::vector<int> descriptorsOf(const std::string& text) {
+  std::vector<int> found;
+  for (int fd = 3; fd < 256; ++fd) {
+    char target[512]{};
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    if (readlink(link.c_str(), target, sizeof target - 1) > 0 &&
+        std::string(target).find(text) != std::string::npos)
+      found.push_back(fd);
+  }
+  return found;
+}
+
+TEST_CASE("a file that takes the number of a closed descriptor is not written to", "[failures]") {
+  TemporaryFolder folder;
+  TierOptions options = optionsFor({&folder}, 16 * kMiB);
+  options.queues = GENERATE(0, 1) == 0 ? makeQueue : makeBlockingQueue;
+  Bytes bytes(4 * kMiB);
+  bytes.fill(5);
+  int number = -1;
+  {
+    Caller caller(options);
+    REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+    const std::vector<int> files = descriptorsOf(folder.path);
+    REQUIRE(files.size() == 1);
+    number = files[0];
+    // The program's next file, which takes the number, and the inode's where that is free.
+    close(number);
+    base::UniqueFd next(open((folder.path + "/next").c_str(), O_CREAT | O_RDWR, 0600));
+    REQUIRE(next);
+    if (next.get() != number) {
+      REQUIRE(dup2(next.get(), number) == number);
+    } else {
+      (void)next.release();
+    }
+    CHECK(caller.sent(2, bytes) == Outcome::kNoRoom);
+    CHECK(caller.received(1, bytes) == Outcome::kLost);
+    CHECK(caller.tier->figures().capacity_bytes == 0);
+    CHECK(std::filesystem::file_size(folder.path + "/next") == 0);
+  }
+  CHECK(fcntl(number, F_GETFD) != -1);  // is still the program's
+  close(number);
+}
+
+TEST_CASE("rings whose descriptors were closed are left alone", "[failures]") {
+  TemporaryFolder folder, other;
+  std::vector<int> rings;
+  {
+    Caller caller(optionsFor({&folder}, 32 * kMiB));
+    Bytes bytes(8 * kMiB);
+    bytes.fill(5);
+    REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+    rings = descriptorsOf("io_uring");
+    if (rings.empty()) WARN("no io_uring here");
+    base::UniqueFd next(open((other.path + "/next").c_str(), O_CREAT | O_RDWR, 0600));
+    for (const int ring : rings) REQUIRE(dup2(next.get(), ring) == ring);
+    for (uint64_t round = 6; round < 9; ++round) {
+      bytes.clear();
+      REQUIRE(caller.received(1, bytes) == Outcome::kDone);
+      CHECK(bytes.holds(round - 1));
+      bytes.fill(round);
+      REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+    }
+  }
+  for (const int ring : rings) {
+    CHECK(fcntl(ring, F_GETFD) != -1);
+    close(ring);
+  }
+}
+
+TEST_CASE("pages that a full or broken disk does not take go to another one", "[failures]") {
+  TemporaryFolder a, b;
+  Faults faults;
+  faults.error = GENERATE(ENOSPC, EIO);
+  TierOptions options = optionsFor({&a, &b}, 16 * kMiB);
+  options.encrypt = GENERATE(true, false);
+  options.workers = 1;
+  options.queues = faulty(faults);
+  Caller caller(options);
+  Bytes bytes(4 * kMiB);
+  bytes.fill(5);
+  faults.failing_writes = 1;
+  REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+  CHECK(faults.failing_writes == 0);
+  bytes.clear();
+  REQUIRE(caller.received(1, bytes) == Outcome::kDone);
+  CHECK(bytes.holds(5));
+  CHECK(caller.tier->figures().capacity_bytes < 32 * kMiB);
+  // No third attempt where neither takes it.
+  faults.failing_writes = 2;
+  CHECK(caller.sent(2, bytes) == Outcome::kNoRoom);
 }
 
 TEST_CASE("a disk that fails to write gets nothing more", "[failures]") {
@@ -114,9 +266,7 @@ TEST_CASE("any order of calls over disks that fail", "[failures]") {
   TierOptions options = optionsFor({&a, &b}, 24 * kMiB);
   options.encrypt = random() % 2 == 0;
   options.workers = 1 + static_cast<unsigned>(random() % 4);
-  options.queues = faulty(
-      faults,
-      random() % 2 == 0 ? QueueMaker(makeQueue) : [](unsigned) { return makeBlockingQueue(); });
+  options.queues = faulty(faults, random() % 2 == 0 ? makeQueue : makeBlockingQueue);
   Caller caller(options);
   struct Known {
     explicit Known(uint64_t bytes) : memory(bytes) {}

@@ -6,9 +6,15 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <initializer_list>
 #include <span>
+#include <sstream>
 #include <string>
 
+#include "base/fd.h"
+#include "base/log.h"
+#include "base/memory_files.h"
 #include "disk/cipher.h"
 #include "tests/unit/disk/rig.h"
 
@@ -44,6 +50,53 @@ TEST_CASE("a page is encrypted by key and number", "[parts]") {
   CHECK(equalWords(plain, back) == 0);
   REQUIRE(cipher.decrypt(2, second.base(), second.base(), second.length()));  // in place
   CHECK(second.holds(1));
+}
+
+// Mappings of this process with all of `flags`, as smaps has them.
+static size_t mappingsWith(std::initializer_list<std::string> flags) {
+  std::ifstream smaps("/proc/self/smaps");
+  size_t found = 0;
+  for (std::string line; std::getline(smaps, line);)
+    found += line.starts_with("VmFlags:") &&
+             std::all_of(flags.begin(), flags.end(), [&](const std::string& flag) {
+               return line.find(" " + flag) != std::string::npos;
+             });
+  return found;
+}
+
+TEST_CASE("a key is in no core dump and in no child", "[parts]") {
+  const auto count = [] { return mappingsWith({"dd", "wf"}); };
+  const size_t before = count();
+  {
+    auto key = CipherKey::make();
+    REQUIRE(key.ok());
+    CHECK(count() == before + 1);
+  }
+  CHECK(count() == before);
+}
+
+// Lines that are logged while `body` runs.
+template <typename Body>
+static std::string linesOf(const Body& body) {
+  TemporaryFolder folder;
+  const std::string path = folder.write("log", "");
+  const base::UniqueFd to(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+  base::setLogDescriptor(to.get());
+  body();
+  base::setLogDescriptor(STDERR_FILENO);
+  std::stringstream lines;
+  lines << std::ifstream(path).rdbuf();
+  return lines.str();
+}
+
+TEST_CASE("a folder in RAM is told of", "[parts]") {
+  const base::UniqueFd folder(open("/dev/shm", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder || !base::isInMemory(folder.get())) {
+    WARN("/dev/shm is no tmpfs here");
+    return;
+  }
+  const std::string lines = linesOf([] { CHECK(openNameless({"/dev/shm", 4 * kMiB}).ok()); });
+  CHECK(lines.find("disk: the file system of /dev/shm is in RAM") != std::string::npos);
 }
 
 TEST_CASE("a file has no name and nobody else's rights", "[parts]") {
@@ -129,7 +182,7 @@ TEST_CASE("queues move what they are told", "[parts]") {
     }
     queue = std::move(ring).value();
   } else {
-    queue = makeBlockingQueue();
+    queue = makeBlockingQueue(4);
   }
   constexpr uint32_t kBytes = 2 * kMiB;
   std::unique_ptr<std::byte, decltype(&std::free)> memory(

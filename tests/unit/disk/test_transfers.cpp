@@ -16,8 +16,7 @@ TEST_CASE("what was sent to disks comes back", "[transfers]") {
   TemporaryFolder a, b;
   TierOptions options = optionsFor({&a, &b}, 64 * kMiB);
   options.encrypt = GENERATE(true, false);
-  options.queues =
-      GENERATE(0, 1) == 0 ? QueueMaker(makeQueue) : [](unsigned) { return makeBlockingQueue(); };
+  options.queues = GENERATE(0, 1) == 0 ? QueueMaker(makeQueue) : QueueMaker(makeBlockingQueue);
   auto& counted = pager::counters().disk;
   const uint64_t written = counted.written_bytes, read = counted.read_bytes;
   Caller caller(options);
