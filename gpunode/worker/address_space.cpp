@@ -20,7 +20,7 @@ constexpr uint64_t kLeastReservation = 1 << 20;  // less is nobody's to name
 constexpr uint64_t kReservationUnit = 64 << 20;  // drivers align theirs, to 32 MiB so far
 constexpr int kReservationFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
-// Where the next reservation ends; 0: there is no area. Relaxed: it orders nothing but itself.
+// The end of the next reservation; 0: there is no area. Relaxed: it orders nothing but itself.
 std::atomic<uint64_t> reserved_from{0};
 
 void* systemMmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {

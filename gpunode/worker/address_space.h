@@ -1,4 +1,4 @@
-// Where things lie in a worker's address space, so that the driver places the same at the same
+// The layout of a worker's address space. The driver has to place the same things at the same
 // addresses in each worker: code of the unified view runs at several executors in turns, and memory
 // that goes from one to another may hold the address of a variable of its modules.
 //
@@ -15,8 +15,8 @@
 
 namespace olpager::gpunode {
 
-/// Keeps the addresses from what the driver and this process map by themselves. What is taken
-/// already stays.
+/// Keeps the addresses from what the driver and this process map by themselves. Mappings that are
+/// there already stay.
 void keepFree(uint64_t base, uint64_t bytes);
 
 /// Keeps all from 0x6000'0000'0000 on for the program, and what is below it for the driver.

@@ -101,7 +101,7 @@ OlpagerAgentLink Agent::linkOf(Agent& agent) {
   return link;
 }
 
-// What the executor was not asked for leaves no note: notes are as many as this worker asks for.
+// An offer that this worker did not ask for leaves no note: so notes are as many as its requests.
 void Agent::offered(unsigned slot, uint64_t link, const PeerMessage& page,
                     std::span<const std::byte> behind) {
   Note note{.kind = Note::Kind::kOffered, .slot = slot};
@@ -188,7 +188,7 @@ void Agent::hear() {
 }
 
 Status Agent::heard(const std::vector<std::byte>& record) {
-  // What the pager does now (regions, chunks) is nothing that a capture is about.
+  // The pager's calls from here on (regions, chunks) have nothing to do with a capture.
   const Relaxed relaxed(worker_.driver());
   forward::Reader reader(record);
   const auto head = reader.value<forward::PagesHead>();
@@ -378,7 +378,8 @@ void Agent::offer(const Key& key, Given& given) {
   (void)peer->say(offer, behind);  // it is lost: offered again over the next
 }
 
-// Of what the taker may have an older page of: what it has given here. Null: it is to read all.
+// The hashes of a page of which the taker may have an older copy: the one that it gave here. Null:
+// the taker is to read all.
 const pages::BlockHashes* Agent::blocksToGive(const Key& key, const Given& given, Peer& peer) {
   Known& page = known(key.first);
   page.frame = given.memory;
@@ -398,7 +399,7 @@ const pages::BlockHashes* Agent::blocksToGive(const Key& key, const Given& given
   return &*page.blocks;
 }
 
-// What of a page that is offered and wanted has to come.
+// The pieces that have to come of a page that is offered and wanted.
 std::vector<pages::Piece> Agent::toRead(const Key& key, const Transfer& transfer) {
   if (!transfer.offer->blocks) return {{0, kPageBytes}};
   const Known& page = known(key.first);
@@ -419,7 +420,7 @@ Agent::Known& Agent::known(uint32_t extent) {
   return known_pages_[extent];
 }
 
-// What is offered and wanted.
+// Begins the transfer of a page that is offered and wanted.
 void Agent::start(const Key& key, Transfer& transfer) {
   const PeerMessage& offer = transfer.offer->page;
   const PeerPtr peer = worker_.peers().upNow(transfer.from);
@@ -467,7 +468,7 @@ void Agent::start(const Key& key, Transfer& transfer) {
   }
 }
 
-// What was offered can't be had: its link is lost, and nothing of it is under way.
+// The offered page can't be had: its link is lost, and nothing of the page is under way.
 void Agent::startAgain(const Key& key, Transfer& transfer) {
   transfer.region.reset();
   if (transfer.bytes != 0) transfer.has.reset();  // some of it may have come
@@ -486,7 +487,7 @@ void Agent::endRead(const Note& note) {
   const auto [key, bytes] = read.mapped();
   Transfer& transfer = transfers_[key];
   came(givers_[transfer.from], note.how == ReadIs::kGood ? bytes : 0, note.at);
-  // Who gives lets go of what it offered over a link when it has another one.
+  // A giver lets go of what it offered over a link when it has another link.
   const PeerPtr peer = worker_.peers().upNow(transfer.from);
   const bool current = peer != nullptr && peer->number() == transfer.offer->link;
   if (note.how == ReadIs::kFailed && current) {
@@ -501,8 +502,8 @@ void Agent::endRead(const Note& note) {
   landed(key);
 }
 
-// A read is over. What reads took together while some were under way counts, and not each one's
-// own time, in which it waits for others.
+// A read is over. The time counts in which any read was under way, not each read's own time, in
+// which it waits for others.
 void Agent::came(Giver& giver, uint64_t bytes, std::chrono::steady_clock::time_point now) {
   giver.bytes += bytes;
   --giver.reads;

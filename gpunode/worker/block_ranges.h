@@ -1,4 +1,4 @@
-// What copies touch of the client's memory, as far as it lies in blocks that the worker has at the
+// The client's memory that copies touch, as far as it lies in blocks that the worker has at the
 // same addresses. Thread-safety: any thread.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace olpager::gpunode {
 
-/// Whether each host side of the box lies in one block, whole. Sides that are arrays or device
+/// True if each host side of the box lies in one block, whole. Sides that are arrays or device
 /// memory are not looked at.
 bool inBlocks(HostMemory& memory, const CUDA_MEMCPY3D& box);
 

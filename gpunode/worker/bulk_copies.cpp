@@ -11,7 +11,7 @@
 namespace olpager::gpunode {
 namespace {
 
-// Of a copy, at once: what the network brings, and pieces that it takes away.
+// Bounds of one copy, at once: bytes that the network brings, and pieces that it takes away.
 constexpr uint64_t kBringBytes = 32ull << 20;
 constexpr size_t kTakeAway = 16;
 constexpr size_t kWithDriver = 32;  // pieces that wait for the GPU, of a copy whose caller waits
@@ -194,8 +194,8 @@ CUresult outNow(Invocation& in, const BulkCopy& copy) {
     }
   }
   while (result == CUDA_SUCCESS && !copying.empty()) pass();
-  // What is on its way is waited for also when the rest has failed: the caller may use its memory
-  // again.
+  // Pieces on their way are waited for also when the rest has failed: the caller may use its memory
+  // again afterwards.
   while (!moving.empty()) endFirst();
   for (const Part& part : copying) {
     const bool done = driver.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS;

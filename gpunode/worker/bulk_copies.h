@@ -26,7 +26,7 @@ struct BulkCopy {
   uint64_t bytes = 0;
   transport::RemoteKey region;  // the client's side
   uint64_t region_offset = 0;
-  /// Whether the region has these bytes, as far as its key says.
+  /// True if the region has these bytes, as far as its key says.
   bool fits() const {
     return bytes != 0 && bytes <= region.length && region_offset <= region.length - bytes;
   }

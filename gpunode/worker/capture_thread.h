@@ -1,7 +1,7 @@
 // Captures that forbid threads something begin and end on one thread: the driver asks that, and the
-// worker's own threads take turns (lead.h). Which of the client's threads may do what the client
-// decides (interpose/forward/captures.h). Thread-safety: any thread. Locks: turns_, held while
-// something runs; below it mutex_, which is not.
+// worker's own threads take turns (lead.h). The client decides which of its threads may do what
+// (interpose/forward/captures.h). Thread-safety: any thread. Locks: turns_, held while something
+// runs; below it mutex_, which is not.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +18,7 @@ class CaptureThread {
   CaptureThread(const CaptureThread&) = delete;
   CaptureThread& operator=(const CaptureThread&) = delete;
 
-  /// Runs it there, and waits until it is over. It does not throw.
+  /// Runs `what` there, and waits until it is over. `what` does not throw.
   void run(const std::function<void()>& what);
 
  private:

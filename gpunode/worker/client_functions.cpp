@@ -54,7 +54,7 @@ CUresult ClientFunctions::launchGraph(Invocation& in, const CalledWith& with,
   return result;
 }
 
-// Where the driver gives no event nothing is known, as behind a fault.
+// If the driver gives no event, nothing is known, as behind a fault.
 void ClientFunctions::mark(Invocation& in, const StreamKey& key) {
   const api::DriverTable& driver = in.driver();
   const uint64_t context = in.enterContextOf(key.second);

@@ -8,7 +8,7 @@
 // and ends of pinned memory (measured on an H200, driver 580). So none of these is made then.
 //
 // A function of a graph is ahead from before each launch of a graph until the stream has passed
-// that: an event behind the launch tells. Which graphs have functions is not known here.
+// that: an event behind the launch tells. The worker does not know which graphs have functions.
 #pragma once
 
 #include <cuda.h>
@@ -34,7 +34,7 @@ class ClientFunctions {
   /// One goes into a stream, before the driver is asked for that; with `over` it does not come.
   void comes() noexcept { ahead_.fetch_add(1); }
   void over() noexcept { ahead_.fetch_sub(1); }
-  /// Whether one is in a stream, or runs. Calls the driver where graphs may have some.
+  /// True if a function is in a stream, or runs. Calls the driver where graphs may have some.
   bool areAhead() { return ahead_.load() > 0 || graphsAreAhead(); }
 
   /// One is a graph's from now on.

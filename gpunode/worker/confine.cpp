@@ -33,8 +33,8 @@ constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
 #error "the system calls of this processor are not known here"
 #endif
 
-// Nothing of these belongs to calls of CUDA. What a driver asks of the kernel is ioctl, mmap, open
-// and the like, which stay.
+// None of these belongs to calls of CUDA. A driver asks the kernel for ioctl, mmap, open and the
+// like, which stay.
 constexpr uint32_t kRefused[] = {
     SYS_execve,
     SYS_execveat,
@@ -114,7 +114,7 @@ constexpr uint32_t kOfItself[] = {SYS_kill,
                                   SYS_rt_tgsigqueueinfo,
                                   SYS_process_vm_readv,
                                   SYS_process_vm_writev};
-// What puts input into a terminal, or takes one over.
+// Requests that put input into a terminal, or take one over.
 constexpr uint32_t kOfTerminals[] = {TIOCSTI, TIOCLINUX, TIOCSCTTY};
 
 sock_filter load(size_t offset) {
@@ -192,7 +192,8 @@ Filter filterFor(const Confinement& allowed) {
   byArgument(filter, SYS_prlimit64, 0, own, SECCOMP_RET_ALLOW, kRefuse);
   byArgument(filter, SYS_setpriority, 1, none, SECCOMP_RET_ALLOW, kRefuse);
   byArgument(filter, SYS_ioctl, 1, kOfTerminals, kRefuse, SECCOMP_RET_ALLOW);
-  // Threads, no processes. Of clone3 the flags can't be seen: without it the C library uses clone.
+  // Threads, no processes. A filter can't see the flags of clone3: without it the C library uses
+  // clone.
   filter.push_back(unlessEqual(SYS_clone3));
   filter.push_back(answer(kAbsent));
   filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4));

@@ -1,4 +1,4 @@
-// What a worker can't do once its driver has started, whatever its client makes it run: start
+// Confines a worker. Once its driver has started it can't, whatever its client makes it run: start
 // programs or processes, look into others, signal or limit them, type into a terminal, change its
 // rights or name spaces, load code into the kernel, and, where it needs neither memservers nor
 // other gpunodes, open connections, to sockets of this machine as well.
@@ -16,11 +16,11 @@ struct Confinement {
                           // other gpunodes
 };
 
-/// Before there is a second thread. Where the kernel has Landlock, this process can look into no
-/// other one from now on, and signal none where that has version 6. Root's capability to look into
-/// any process is given up for good, where this process has it, so that keepFromOthers()
+/// Before there is a second thread. If the kernel has Landlock, this process can look into no other
+/// one from now on, and signal none where that has version 6. Root's capability to look into any
+/// process is given up for good, where this process has it, so that keepFromOthers()
 /// (base/process.h) of its supervisor and of other workers holds for it as well: for their memory
-/// and descriptors. What else root may do stays.
+/// and descriptors. Root's other rights stay.
 void giveUpTracing();
 
 /// Calls of the kernel that are not allowed fail with EPERM.

@@ -134,7 +134,7 @@ CUresult copyNearBox(Invocation& in, CopyHead& head, const Place& place) {
 
 bool isBulk(const CopyHead& head) { return head.region.key != 0; }
 
-// The call's stream has been found. Of a region that the bytes are not in: nonsense.
+// The call's stream has been found. A region that the bytes are not in is nonsense.
 BulkCopy bulkOf(Invocation& in, const CopyHead& head, const Place& place) {
   BulkCopy copy;
   copy.stream = place.stream;
@@ -196,8 +196,8 @@ CUresult callOut(Invocation& in, CopyHead& head, const Place& place, std::byte* 
                       : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
 }
 
-// A copy whose host side travels, cut into parts that fit a pinned piece each. What of it lies in a
-// part is packed there.
+// A copy whose host side travels, cut into parts that fit a pinned piece each. A part has its bytes
+// packed.
 class Parts {
  public:
   explicit Parts(const CopyHead& head) : whole_(head) {}
@@ -249,7 +249,7 @@ class Parts {
     }
   }
 
-  // Where the whole begins is nothing of a part's: nobody holds the memory there for it.
+  // A part has an address of its own: nobody holds the memory at the whole's beginning for it.
   static void beginThere(CUdeviceptr& address, size_t pitch, size_t height, size_t& x, size_t& y,
                          size_t& z) {
     if (pitch == 0) return;
@@ -262,7 +262,8 @@ class Parts {
   uint64_t at_ = 0;
 };
 
-// What of the device the copy uses by several calls. Not more than it uses but for gaps in a box.
+// Tells the device memory that the copy uses by several calls: no more than that, but for gaps in a
+// box.
 void tellUses(Invocation& in, const CopyHead& head) {
   if (head.shape == CopyShape::kLinear) {
     if (head.array == 0) in.worker().operations().uses(head.device, head.bytes);
@@ -398,9 +399,8 @@ CUresult copyIn(Invocation& in) {
 
 namespace {
 
-// Where a copy's bytes are between the GPU and the client. Where nobody waits for the copy they are
-// in pinned memory: a driver that copies to other memory waits for the stream, and answers nobody
-// meanwhile.
+// A copy's bytes between the GPU and the client. If nobody waits for the copy, they are in pinned
+// memory: a driver that copies to other memory waits for the stream, and answers nobody meanwhile.
 class Between {
   static_assert(forward::kLaterBoxBytes <= Staging::kPieceBytes &&
                 forward::kBulkBytes <= Staging::kPieceBytes);
@@ -422,7 +422,7 @@ class Between {
     if (piece_ != nullptr) worker_.staging().leave(piece_);
   }
   std::byte* data() { return piece_ != nullptr ? piece_->bytes : bytes_.data(); }
-  /// Of a copy that the caller waits for, and that is over.
+  /// The bytes of a copy that the caller waits for, and that is over.
   std::vector<std::byte> take() {
     if (piece_ != nullptr) bytes_.assign(piece_->bytes, piece_->bytes + length_);
     return std::move(bytes_);

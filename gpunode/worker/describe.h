@@ -1,4 +1,4 @@
-// What devices this node has, asked of the driver itself, in a process that ends afterwards: the
+// Describes this node's devices. The driver itself is asked, in a process that ends afterwards: the
 // supervisor never loads a driver. Thread-safety: one call in a process. Blocks as long as the
 // driver takes to start.
 #pragma once

@@ -12,7 +12,7 @@ std::string bytesOf(const CUdevResource& resource) {
   return {reinterpret_cast<const char*>(&resource), sizeof resource};
 }
 
-// What the client sees: all that cuda.h declares, and the number.
+// The resource that the client sees: all that cuda.h declares, and the number.
 CUdevResource shown(const CUdevResource& resource, uint64_t number) {
   CUdevResource out{};
   out.type = resource.type;

@@ -18,8 +18,8 @@ class DeviceResources {
   /// `slot`: of the session, in all numbers.
   explicit DeviceResources(unsigned slot) : slot_(slot) {}
 
-  /// What the client is to see, in place of what the driver has told. The same for the same. One of
-  /// no type is left as it is.
+  /// Puts what the client is to see in place of what the driver has told: the same for the same
+  /// resource. One of no type is left as it is.
   void hide(CUdevResource* resource);
   /// The driver's own, in place of what hide() has made of it; false: it has made no such thing.
   bool restore(CUdevResource* resource) const;

@@ -1,6 +1,6 @@
-// What the driver writes into a file that the program names. A client names none here: the driver
-// gets a file without a name, in memory, and what it has written is the client's to put where the
-// program wants it.
+// Files that the driver writes and the program names. A client names none here: the driver gets a
+// file without a name, in memory, and the client puts what it has written where the program wants
+// it.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,8 +26,8 @@ class NamelessFile {
   bool ok() const { return file_.get() >= 0; }
   /// By which the driver opens it.
   std::string path() const { return "/proc/self/fd/" + std::to_string(file_.get()); }
-  /// What is in it, behind the results that are there. False: it is too much for an answer, or
-  /// can't be read.
+  /// Appends the file's bytes to the results. False: they are too many for an answer, or can't be
+  /// read.
   bool appendTo(std::vector<std::byte>& results) const {
     struct stat about {};
     if (fstat(file_.get(), &about) != 0) return false;

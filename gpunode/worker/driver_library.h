@@ -27,7 +27,7 @@ class DriverLibrary {
   const api::DriverTable& table() const { return table_; }
   int devices() const { return devices_; }
   const Placed& placed() const { return placed_; }
-  /// Of the first device.
+  /// The first device's room.
   OlpagerRoom room() const;
   /// Something of the library's by its name; nullptr: it has none of that name.
   void* symbol(const char* name) const;

@@ -1,4 +1,4 @@
-// What the workers of one gpunode say to each other of exported memory, over a Unix socket
+// Messages between the workers of one gpunode about exported memory, over a Unix socket
 // (SOCK_SEQPACKET, abstract, so that nothing is left behind; both look at the other's user). One
 // request for each connection:
 //

@@ -27,7 +27,8 @@ class Exports {
   void remove(uint32_t number);
   size_t size() const;
 
-  /// What a token names: here, or in another worker, which is waited for for some seconds at most.
+  /// Takes the memory that a token names: here, or in another worker, which is waited for some
+  /// seconds at most.
   CUresult take(const forward::ExportToken& token, base::UniqueFd* descriptor);
 
   static constexpr size_t kMost = size_t{1} << 16;

@@ -2,10 +2,10 @@
 // (Answer::kFault), also where it waits for nothing: what it sends one way fails there from then
 // on, as the driver's own calls would.
 //
-// It is known by a call that fails with it, and while no calls come by asking: a stream of the
-// watch's own in each context says what the driver knows, and nothing is ever in it. It is made
-// before the first call in the context, since a driver may want the GPU idle for that. It is asked
-// soon after the last call, and then at growing distances.
+// A call that fails with a fault makes it known. While no calls come the watch asks a stream of its
+// own in each context, in which nothing ever is: the stream says what the driver knows. The watch
+// makes the stream before the first call in the context, since a driver may want the GPU idle for
+// that, and asks it soon after the last call, and then at growing distances.
 //
 // Thread-safety: any thread; attend() of the leader alone. Locks: hands_ (the driver is called
 // under it), and under it mutex_ (nothing is called under it). Nobody asks in a context while it is
@@ -36,16 +36,16 @@ class FaultWatch {
     if (head.context != last_.load(std::memory_order_relaxed)) add(head.context);
   }
   /// A call has failed with a kernel's fault: tells of every context that is ended and was not told
-  /// of. Whether the call's own is one.
+  /// of. True if the call's own is one.
   bool look(uint64_t context);
-  /// What the driver says of a context: success, or the fault that has ended it.
+  /// The driver's word on a context: success, or the fault that has ended it.
   CUresult stateOf(uint64_t context);
-  /// Of the leader: how long it may wait for a call before it attends.
+  /// The leader's alone: how long it may wait for a call before it attends.
   std::chrono::milliseconds turn();
-  /// Of the leader, when no call has come.
+  /// The leader's alone, when no call has come.
   void attend();
-  /// A call is about to take this context down. It is forgotten; where it stays, its next call
-  /// brings it back.
+  /// A call is about to take this context down. The watch forgets the context; if the context
+  /// stays, its next call brings it back.
   void contextEnds(uint64_t context);
 
  private:

@@ -25,7 +25,7 @@ class Gates {
   /// The stream, of `context` (the client's number), which is current, waits here until
   /// open(number).
   CUresult put(const api::DriverTable& driver, uint64_t context, CUstream stream, uint32_t number);
-  /// Whether a stream waits, or will wait, for this one.
+  /// True if a stream waits, or will wait, for this gate.
   bool isPut(uint32_t number);
   /// How many have not been opened.
   uint32_t closed() const { return closed_count_.load(); }

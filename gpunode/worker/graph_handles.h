@@ -1,6 +1,6 @@
-// What ends with a graph, or with a node of one, beside its own handle: nodes, and the graphs of
-// nodes that are graphs. The driver may give what it makes next the same handles, which are to have
-// numbers of their own then. Thread-safety: belongs to its thread.
+// The handles that end with a graph, or with a node of one, beside its own: nodes, and the graphs
+// of nodes that are graphs. The driver may give what it makes next the same handles, which are to
+// have numbers of their own then. Thread-safety: belongs to its thread.
 #pragma once
 
 #include <cuda.h>
@@ -19,7 +19,7 @@ class GraphHandles {
   /// While it is there.
   GraphHandles(Invocation& in, CUgraph graph) : in_(in) { addNodes(graph); }
   GraphHandles(Invocation& in, CUgraphNode node) : in_(in) { addGraphOf(node); }
-  /// It is gone.
+  /// The graph or the node is gone.
   void gone();
 
  private:

@@ -5,7 +5,8 @@
 
 namespace olpager::gpunode {
 
-// Its number, if it has one, is found by what the driver says: the driver has one context for each.
+// The number of a green context, if it has one, is found by what the driver says: the driver has
+// one context for each.
 CUresult greenContext(Invocation& in) {
   const auto green = in.handle<CUgreenCtx>();
   if (!in.ok()) return in.refusal();
@@ -33,7 +34,8 @@ CUresult greenDestroy(Invocation& in) {
     worker.setCurrent(context);
     if (driver.cuCtxGetDevice(&device) != CUDA_SUCCESS) device = CU_DEVICE_INVALID;
   }
-  // What is owed behind its launches is of its streams. And nobody destroys what is current here.
+  // Debts behind the context's launches are debts of its streams. And nobody destroys what is
+  // current here.
   if (worker.exchange().owes()) worker.exchange().settle();
   const uint64_t stood_for_it = context != nullptr ? in.numberFor(context) : 0;
   const uint64_t primary = forward::primaryHandle(worker.options().handle_slot, device);

@@ -67,8 +67,8 @@ void HandleTable::gone(uint64_t number) {
   if (known != numbers_.end() && known->second == number) numbers_.erase(known);
   entries_.erase(found);
   if (entry.kind != HandleKind::kModule && entry.kind != HandleKind::kLibrary) return;
-  // Its kernels went with it, and the driver may give their handles to others: those are to have
-  // numbers of their own.
+  // The kernels of a module or library went with it, and the driver may give their handles to
+  // others, which are to have numbers of their own.
   std::erase_if(numbers_, [](const auto& one) {
     return one.first.kind == HandleKind::kFunction || one.first.kind == HandleKind::kModule ||
            one.first.kind == HandleKind::kTexref || one.first.kind == HandleKind::kSurfref;

@@ -97,7 +97,7 @@ T handleFrom(uint64_t bits) {
   return handle;
 }
 
-/// Of a kernel, in their order.
+/// A kernel's parameters, in their order.
 using ParameterPlaces = std::vector<forward::ParameterPlace>;
 
 class HandleTable {
@@ -106,18 +106,18 @@ class HandleTable {
   explicit HandleTable(unsigned slot = 0)
       : next_(forward::kHandleMark | forward::kWorkersHandle | forward::slotBits(slot) | 1) {}
 
-  /// The number that the client knows `value` by; 0 for 0. What has none gets the first of `names`
-  /// (may be null), which the client has drawn for it; where there are none left, or that one means
+  /// The number that the client knows `value` by; 0 for 0. A value that has none gets the first of
+  /// `names` (may be null), which the client has drawn for it; if none are left, or that one means
   /// something already, one is made here.
   uint64_t numberOf(HandleKind kind, uint64_t value, forward::Names* names = nullptr);
   /// Gives a number of the client's own its meaning. One that has a meaning already keeps it:
   /// false.
   bool bind(uint64_t number, HandleKind kind, uint64_t value);
-  /// What a number means; false when it means nothing, or something of another kind. `places` (may
-  /// be null): what was noted of it, or null.
+  /// Finds what a number means; false when it means nothing, or something of another kind. `places`
+  /// (may be null): what was noted of it, or null.
   bool find(uint64_t number, HandleKind kind, uint64_t* value,
             const ParameterPlaces** places = nullptr) const;
-  /// The places of a kernel's parameters, which stay as long as the table. What was noted before is
+  /// The places of a kernel's parameters, which stay as long as the table. Places noted before are
   /// kept; null: the number is no kernel's.
   const ParameterPlaces* notePlaces(uint64_t number, ParameterPlaces places);
   /// The driver took it away. Allocations are counted by the driver: their numbers stay. A number

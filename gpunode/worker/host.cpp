@@ -92,7 +92,7 @@ struct Function {
 void called(void* data, CUresult status) {
   std::unique_ptr<const Function> function(static_cast<const Function*>(data));
   ClientFunctions& functions = function->worker->clientFunctions();
-  // What its graph has changed so far is there for it.
+  // The function finds what its graph has changed so far.
   if (function->again) function->worker->exchange().payNow();
   functions.call(function->number, status);
   if (function->again) {
@@ -168,7 +168,7 @@ CUresult gate(Invocation& in) {
   const bool per_thread = in.value<uint8_t>() != 0;
   const auto notice = in.value<uint32_t>();  // 0: the client is told nothing
   const auto number = in.value<uint32_t>();  // 0: the stream waits for nothing
-  // Whatever comes of it, the client is told: it would wait for ever.
+  // The client is told of any outcome: else it would wait for ever.
   Owed owed(in.worker(), forward::Answer::kHostFunction, notice, CUDA_ERROR_INVALID_HANDLE);
   const CUstream stream = in.streamOf(given, per_thread);
   if (!in.ok()) return in.refusal();
@@ -252,7 +252,7 @@ CUresult hostChanges(Invocation& in) {
   std::vector<uint64_t> own = readBlocks(in, in.value<uint32_t>());
   const CUstream stream = in.streamOf(given, per_thread);
   if (!in.ok()) return in.refusal();
-  // What is captured comes back behind its graph.
+  // Blocks of a captured call come back behind its graph.
   if (isCapturing(in, stream)) return CUDA_SUCCESS;
   in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(blocks),
                              std::move(own));

@@ -2,9 +2,9 @@
 // from its beginning to its end:
 //   shared     the client's own memory, mapped here as well: both sides and the GPU see it at once,
 //              nothing is ever moved
-//   exchanged  memory of this process. What both sides last agreed on is kept, so that what a
-//              kernel changed can be told from what the client did. Variables in managed memory are
-//              such blocks too, wherever the driver has placed them
+//   exchanged  memory of this process. The bytes that both sides last agreed on are kept, so that a
+//              kernel's changes can be told from the client's. Variables in managed memory are such
+//              blocks too, wherever the driver has placed them
 // Thread-safety: any thread. Errors: what the client asks for and can't have is false.
 #pragma once
 
@@ -25,7 +25,7 @@ class HostMemory {
  public:
   /// The most that all blocks together may have; UINT64_MAX until then.
   void setLimit(uint64_t bytes);
-  /// What they have.
+  /// The bytes that blocks have.
   uint64_t bytes();
   /// Maps [address, + bytes) in the window, exchanged; false when it is not free, not in the
   /// window, or beyond the limit.
@@ -36,16 +36,16 @@ class HostMemory {
   /// Unmaps a block; false when there is none at `address`.
   bool unmap(uint64_t address);
   /// [address, + bytes) is the driver's, which both the GPU and this process can use at any time:
-  /// exchanged from now on, until it is released. It does not count as what blocks have. True as
-  /// well when it is that already; false where another block lies there.
+  /// exchanged from now on, until it is released. The range does not count as what blocks have.
+  /// True as well when it is that already; false where another block lies there.
   bool adopt(uint64_t address, uint64_t bytes);
   bool isAdopted(uint64_t address);
   bool release(uint64_t address);
   bool has(uint64_t address, uint64_t bytes);
-  /// What the client changed in an exchanged block.
+  /// Writes what the client changed in an exchanged block.
   bool apply(const forward::Run& run);
-  /// What was changed since in `bytes` of an exchanged block from `offset` on, as runs, appended to
-  /// `into`; from now on agreed on. False: the block ends before, or is none.
+  /// Appends to `into`, as runs, what was changed since in `bytes` of an exchanged block from
+  /// `offset` on; both sides agree on it from now on. False: the block ends before, or is none.
   bool changes(uint64_t block, uint64_t offset, uint64_t bytes, std::vector<std::byte>& into);
 
  private:

@@ -1,6 +1,6 @@
 // One call of a client as the worker makes it: arguments out of the record, each checked; results
-// into the answer. What the generated decoders are written with. Thread-safety: an Invocation
-// belongs to the thread that makes the call. Memory of its arrays lives as long as it.
+// into the answer. The generated decoders are written with it. Thread-safety: an Invocation belongs
+// to the thread that makes the call. Memory of its arrays lives as long as it.
 #pragma once
 
 #include <cuda.h>
@@ -80,7 +80,7 @@ class Invocation {
     if (in_.value<uint8_t>() == 0) return nullptr;
     return static_cast<T*>(memory(api::extract::saturatingProduct(count, sizeof(T))));
   }
-  /// Whether the driver knows memory at the address: any other is this process's own.
+  /// True if the driver knows memory at the address: any other is this process's own.
   bool isMemory(CUdeviceptr address) const;
   forward::Reader& arguments() { return in_; }
   /// An argument says something that is not so: the call fails with CUDA_ERROR_INVALID_VALUE.
@@ -127,7 +127,8 @@ class Invocation {
   void gone(uint64_t number);
 
   /// Makes the stream's context current, which need not be the caller's: the client's number of it.
-  /// What marks a place in the stream, and what the stream waits for, has to be of that one.
+  /// An event that marks a place in the stream, or that the stream waits for, has to be of that
+  /// context.
   uint64_t enterContextOf(CUstream stream);
 
   const api::DriverTable& driver() const;
@@ -157,8 +158,8 @@ using Serve = CUresult (*)(Invocation&);
 
 /// The generated decoder of a symbol; null where there is none.
 Serve generatedService(size_t function);
-/// What of a symbol's arguments its order among other calls depends on, and where they are in the
-/// record behind its head; -1: there is none.
+/// The arguments on which a symbol's order among other calls depends, as places in the record
+/// behind its head; -1: there is none.
 struct CalledWith {
   int16_t stream = -1;
   bool per_thread = false;      // the default stream is the thread's
@@ -173,7 +174,7 @@ struct CalledWith {
 /// Generated. Nothing where there is no decoder.
 CalledWith calledWith(size_t function);
 
-/// What is written by hand, by forward::Operation; null where there is none.
+/// The service that is written by hand for a forward::Operation; null if there is none.
 Serve writtenService(size_t operation);
 
 }  // namespace olpager::gpunode

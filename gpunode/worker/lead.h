@@ -45,14 +45,14 @@ class Lead {
 
   /// Leads, with as many threads as it takes, until the session ends. Returns why it ended.
   std::string serve(std::function<bool()> rejoined);
-  /// Whoever finds the link gone waits for the next: the leader, or who waits for a transfer.
-  /// False: there is none.
+  /// The thread that finds the link gone waits for the next: the leader, or one that waits for a
+  /// transfer. False: there is none.
   bool rejoin();
 
   bool ended() const { return ended_; }
   /// The session ends when the calls that are under way are over.
   void end() { ended_.store(true); }
-  /// It ends since the client sent this.
+  /// The session ends because the client sent this.
   void nonsense(const forward::CallHead& head);
 
   /// A host function is the client's from now on, or not any more.
@@ -63,8 +63,8 @@ class Lead {
   void gatePut() { free_.notify_one(); }
   /// The call that this thread makes waits for memory: where it leads it leaves the lead.
   static void waitsForMemory() noexcept;
-  /// Of a call behind all others (kBehindAll), when it is made: until the operations that were
-  /// taken by then and may wait have been made. What is in queues it is behind there.
+  /// For a call behind all others (kBehindAll), when it is made: waits until the operations that
+  /// were taken by then and may wait have been made. The call is behind queued calls already.
   void awaitOperations();
 
  private:

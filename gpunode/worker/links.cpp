@@ -68,7 +68,7 @@ CUresult linkAdd(Invocation& in) {
     return CUDA_SUCCESS;
   }
   if (type < 0 || type >= CU_JIT_NUM_INPUT_TYPES) return CUDA_ERROR_INVALID_VALUE;
-  // What a program registers holds a pointer, which is the client's.
+  // A program registers an image with a pointer in it, which is the client's.
   if (image.empty() || magicOf(image) == fatbin::kWrapperMagic) return CUDA_ERROR_INVALID_IMAGE;
   const auto link = in.worker().links().find(number);
   if (link == nullptr) return CUDA_ERROR_INVALID_HANDLE;

@@ -1,9 +1,10 @@
-// The linkers of a session (cuLink*), by their numbers. What the driver keeps pointers to as long
-// as a linker lives is kept here: the options' values and logs, and the image that it made.
+// The linkers of a session (cuLink*), by their numbers. The driver keeps pointers as long as a
+// linker lives, so what they point to is kept here: the options' values and logs, and the image
+// that it made.
 //
 // States of a linker: there -> gone (destroyed; who is in a call of it meanwhile finds it gone).
-// Its mutex is held while the driver is called for it: a client's threads may use one linker at
-// once, and no other lock is taken below it. Thread-safety: any thread.
+// A linker's mutex is held while the driver is called for it: a client's threads may use one linker
+// at once, and no other lock is taken below it. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// What the driver logs, line by line to a client that listens.
+// The driver's log, line by line to a client that listens.
 #include "gpunode/worker/logs.h"
 
 #include <algorithm>

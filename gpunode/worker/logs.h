@@ -1,4 +1,4 @@
-// Whether a session's client hears what the driver logs. Thread-safety: any thread; its lock is
+// Tells if a session's client hears what the driver logs. Thread-safety: any thread; its lock is
 // held while the driver is called, and no other is taken under it.
 #pragma once
 

@@ -112,8 +112,8 @@ int run() {
     std::fprintf(stderr, "olgpunode-worker is started by olgpunode\n");
     return 2;
   }
-  // It may have died before the kernel was told to end this process with it. Its pid says so, not
-  // pid 1: it may be that itself.
+  // The supervisor may have died before the kernel was told to end this process with it. The
+  // parent's pid is compared with the supervisor's, not with 1: the supervisor may be pid 1 itself.
   if (getppid() != setup.supervisor) return 1;
   setup.library[sizeof setup.library - 1] = '\0';
   for (const int fd : {gpunode::kSetupFd, gpunode::kConnectionsFd})
@@ -122,7 +122,8 @@ int run() {
     const gpunode::NodeDescription node = gpunode::describeNode(setup.library);
     return send(gpunode::kSetupFd, &node, sizeof node, MSG_NOSIGNAL) == sizeof node ? 0 : 1;
   }
-  // Its counters carry the program's name (olpagestat): the pager takes the process's.
+  // The worker's counters carry the program's name (olpagestat): the pager takes the process's
+  // name.
   setup.program[sizeof setup.program - 1] = '\0';
   static char name[sizeof setup.program + 10];
   snprintf(name, sizeof name, "worker: %s", setup.program);

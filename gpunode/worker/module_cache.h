@@ -2,7 +2,7 @@
 // named by the SHA-256 of what is in it, as computed here. A client asks by hash and sends the
 // bytes only when they are not there.
 //
-// Trust. What a client says is only ever looked up in its own key's folder, and what is read is
+// Trust. A client's hash is only ever looked up in its own key's folder, and a file that is read is
 // hashed again: a file that holds something else is removed and counts as not there. The folder and
 // its files are the daemon user's alone (0700, 0600).
 //
@@ -30,9 +30,9 @@ class ModuleCache {
   Status open(const std::string& folder, uint64_t most_bytes);
   bool isOpen() const { return static_cast<bool>(folder_); }
 
-  /// What has this hash; nothing when it is not there.
+  /// The image that has this hash; nothing when it is not there.
   std::optional<std::vector<std::byte>> find(const calls::Digest& digest);
-  /// Keeps it. What is larger than all that may be kept is not.
+  /// Keeps the image, unless it is larger than all that may be kept.
   void store(std::span<const std::byte> bytes);
 
  private:

@@ -12,7 +12,7 @@
 namespace olpager::gpunode {
 namespace {
 
-// What a program registers; the driver takes a container by it.
+// The wrapper that a program registers; the driver takes a container by it.
 struct Wrapper {
   uint32_t magic = fatbin::kWrapperMagic;
   uint32_t version = 1;

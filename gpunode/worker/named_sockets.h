@@ -1,5 +1,5 @@
 // Sockets of this machine by which workers hand each other descriptors: SOCK_SEQPACKET, in the
-// abstract name space, so that nothing is left behind. Their names begin with "olpager-".
+// abstract name space, so that nothing is left behind. The sockets' names begin with "olpager-".
 // Thread-safety: any thread.
 #pragma once
 

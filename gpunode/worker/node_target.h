@@ -1,4 +1,4 @@
-// Where a node of a graph is, or goes, as a client says it.
+// The place where a node of a graph is, or goes, as a client says it.
 #pragma once
 
 #include "forwarding/wire/launch_wire.h"

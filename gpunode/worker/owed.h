@@ -1,7 +1,7 @@
-// What a call has promised to send behind itself under a number, or a number of things: the client
-// waits with what needs it until it has come. Whichever way the call ends, an exception too, the
-// number is answered: with nothing where nothing will come. Thread-safety: of the thread that makes
-// the call.
+// A thing, or several, that a call has promised to send behind itself under a number: the client
+// waits with what needs it until it has come. The number is answered however the call ends, also by
+// an exception: with nothing if nothing will come. Thread-safety: of the thread that makes the
+// call.
 #pragma once
 
 #include <cstdint>

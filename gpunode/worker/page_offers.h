@@ -6,7 +6,7 @@
 //   nothing -> offered (offer) -> nothing: want() takes it, or its link is lost (forget)
 //   nothing -> wanted (want) -> nothing: offer() answers it
 //
-// What was offered over a link that is lost the giver offers again over the next.
+// Pages that were offered over a lost link are offered again by the giver over the next.
 //
 // Pure. Thread-safety: none; under Agent::mutex_.
 #pragma once
@@ -49,7 +49,7 @@ class PageOffers {
     all.insert_or_assign(key.first, Of{key.second, offer});
     return Is::kKept;
   }
-  /// What that giver has offered by that number; nullopt: offer() will say that it is wanted.
+  /// Takes what that giver has offered by that number; nullopt: offer() will say that it is wanted.
   std::optional<Offer> want(unsigned giver, const Key& key) {
     std::map<uint32_t, Of>& all = offers_[giver];
     const auto found = all.find(key.first);
@@ -66,7 +66,7 @@ class PageOffers {
     all.erase(found);
     return offer;
   }
-  /// What that giver has offered over this link, or one before it, can't be had any more.
+  /// The giver's offers over this link, or one before it, can't be had any more.
   void forget(unsigned giver, uint64_t link) {
     std::erase_if(offers_[giver], [&](const auto& one) { return one.second.offer.link <= link; });
   }

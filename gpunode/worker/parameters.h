@@ -45,7 +45,7 @@ class Parameters {
   void** extra() { return pointers_ == nullptr && bytes_ != 0 ? extra_ : nullptr; }
 
  private:
-  // What most kernels have; more is allocated.
+  // Room for the parameters of most kernels; more is allocated.
   static constexpr size_t kFew = 64;
 
   std::byte* roomFor(size_t bytes) {

@@ -27,8 +27,8 @@
 
 namespace olpager::gpunode {
 
-/// Who hears of pages that executors of a unified view give each other (agent.h). Called from a
-/// link's thread and under its lock: it leaves itself a note, and returns.
+/// The one that hears of pages that executors of a unified view give each other (agent.h). Called
+/// from a link's thread and under its lock: it leaves itself a note, and returns.
 class PageHearer {
  public:
   virtual ~PageHearer() = default;
@@ -50,7 +50,7 @@ class PageHearer {
 
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
-  /// What has happened to one end of a copy.
+  /// An event at one end of a copy.
   struct Event {
     enum class Kind : uint8_t {
       kOffer,    // `said`, and `bytes` where they came with it
@@ -92,13 +92,13 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Staging& staging() { return staging_; }
   bool waitUp(std::chrono::milliseconds timeout);
   bool isUp();
-  /// Whether the link has come, and is of that kind.
+  /// True if the link has come, and is of that kind.
   bool is(transport::LinkKind kind);
   std::string describe();
   /// Adds what the link has carried since it was counted last, and says how it goes.
   void count(status::LinkBytes& into);
 
-  /// The user of a copy's end here; null: it has one. What came for it before is there.
+  /// The user of a copy's end here; null: it has one. Messages that came for it before are there.
   CopyPtr begin(uint64_t number);
   void end(const CopyPtr& copy);
   /// The next that happens; false: nothing within the time.

@@ -1,5 +1,5 @@
-// What two workers of one program say to each other over their link: messages of one size, behind
-// some of which bytes follow. Each end checks all that the other says.
+// Messages between two workers of one program over their link: they are of one size, behind some of
+// which bytes follow. Each end checks all that the other says.
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@ enum class PeerSays : uint32_t {
   kOver,       // the sender of this has given the copy up
   kBytes,      // bytes [at, + bytes) of the copy follow: kInlineBytes at most, the last of it
   kPage,       // extent `at` is given by number `copy`: its `bytes` are at `offset` of the sender's
-               // region, to be read from there (agent.h). Where it says so the hashes of its blocks
+               // region, to be read from there (agent.h). If it says so, the hashes of its blocks
                // follow
 };
 
-/// What a kPage has of the bytes beside where they are: PeerMessage::hashed is a sum of these.
+/// The hashes that a kPage has beside the bytes' place: PeerMessage::hashed is a sum of these.
 inline constexpr uint32_t kPageHashed = 1;    // their hash
 inline constexpr uint32_t kBlocksHashed = 2;  // behind it, those of their blocks
 
@@ -47,7 +47,7 @@ inline uint64_t bytesBehind(const PeerMessage& said) {
   return blocks ? sizeof(pages::BlockHashes) : 0;
 }
 
-/// Whether this is, or offers, what comes next of a copy of `bytes` of which `before` have come:
+/// True if this is, or offers, what comes next of a copy of `bytes` of which `before` have come:
 /// pieces of `piece` bytes, the last of what is left, each within the region that it names.
 inline bool isNextOffer(const PeerMessage& offer, uint64_t bytes, uint64_t before, uint64_t piece) {
   if (before >= bytes || offer.at != before || offer.bytes != std::min(piece, bytes - before))

@@ -53,7 +53,7 @@ void Peers::connectAgain(unsigned slot, std::chrono::milliseconds within) {
 }
 
 void Peers::makeAgain(unsigned slot, const Way& way) {
-  // Where nothing answers, several trials are made within the grace time.
+  // If nothing answers, several trials are made within the grace time.
   const auto part = static_cast<uint32_t>(options_.grace.count() / 2);
   const uint32_t within_ms = part == 0 ? kConnectMs : std::clamp(part, kLeastConnectMs, kConnectMs);
   auto rest = std::chrono::milliseconds(kFirstAgain);
@@ -62,8 +62,8 @@ void Peers::makeAgain(unsigned slot, const Way& way) {
     std::this_thread::sleep_for(rest);
     {
       std::lock_guard lock(mutex_);
-      // Who asked may have been told late of a link that had a follower by then. One that is lost
-      // after this look finds that nobody makes another, and is asked for anew.
+      // The thread that asked may have been told late of a link that had a follower by then. One
+      // that is lost after this look finds that nobody makes another, and is asked for anew.
       const PeerPtr& peer = slots_.at(slot).peer;
       const bool there = peer != nullptr && peer->isUp();
       const bool late = std::chrono::steady_clock::now() >= making_again_.at(slot);
@@ -138,7 +138,7 @@ Result<transport::Accepted> Peers::accept(unsigned slot, transport::Endpoint& en
   return accepted;
 }
 
-// What an earlier link still has under way ends with it.
+// Messages that an earlier link still has under way end with it.
 void Peers::put(unsigned slot, const PeerPtr& peer, std::unique_ptr<transport::Endpoint> endpoint) {
   Slot old;
   {

@@ -63,8 +63,8 @@ class Peers {
   /// A copy's end that nobody waits for the other end of any more.
   void stop(unsigned slot, uint64_t copy);
   void contextGone(uint64_t context);
-  /// What the links carry: that to the worker of the session in slot s in number s + 1. Where a
-  /// link has replaced another, what that one carried last is counted as well.
+  /// Counts what the links carry: that to the worker of the session in slot s in number s + 1.
+  /// If a link has replaced another, what that one carried last is counted as well.
   void count(status::LinksCounters& into);
 
   /// A stream of the worker's own in `context` (the client's number), which is current, for one

@@ -41,7 +41,7 @@ WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
   return report;
 }
 
-// Whether the supervisor is there. One that does not read misses reports, and nothing else.
+// True if the supervisor is there. One that does not read misses reports, and nothing else.
 bool sent(int fd, const WorkerReport& report) {
   return send(fd, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 || errno == EAGAIN ||
          errno == EINTR;

@@ -11,7 +11,7 @@ namespace olpager::gpunode {
 /// `fd`: the supervisor's socket. The worker has started.
 void startReporter(Worker& worker, int fd);
 
-/// One report at once: the last one, of a worker that is about to end. It is lost where the
+/// One report at once: the last one, of a worker that is about to end. The report is lost if the
 /// supervisor is gone or does not read.
 void report(Worker& worker, int fd);
 

@@ -161,7 +161,7 @@ CUresult describe(Invocation& in) {
   return CUDA_SUCCESS;
 }
 
-// Nobody may wait: the client has told its program that the memory is there. Where it is not, the
+// Nobody may wait: the client has told its program that the memory is there. If it is not, the
 // context is of no use any more.
 CUresult allocateAt(Invocation& in) {
   const auto address = in.value<CUdeviceptr>();

@@ -1,4 +1,4 @@
-// What the worker does that no decoder can be generated for; by operation
+// Services of the worker for which no decoder can be generated; by operation
 // (forwarding/wire/wire.h), and by subject in files of their own. Each takes its arguments from
 // the call, checks them, and puts its results.
 #pragma once
@@ -86,13 +86,13 @@ CUhostFn clientFunction();
 void* clientFunctionData(Worker& worker, uint32_t number);
 /// The number that such data has.
 uint32_t clientFunctionNumber(const void* data);
-/// What a node that is a batch of operations has, as the answer to kGraphNodeParameters.
+/// The parameters of a node that is a batch of operations, as the answer to kGraphNodeParameters.
 CUresult batchParameters(Invocation& in, CUgraphNode node);
 /// The places of a kernel's parameters, by either of its two handles.
 CUresult parameterPlaces(Invocation& in, CUfunction function, ParameterPlaces& places);
-/// Whether the values of the attribute are plain: no handles.
+/// True if the values of the attribute are plain: no handles.
 bool isPlain(CUlaunchAttributeID attribute);
-/// Whether work of this stream is captured now.
+/// True if work of this stream is captured now.
 bool isCapturing(Invocation& in, CUstream stream);
 
 }  // namespace olpager::gpunode

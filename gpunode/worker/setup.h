@@ -1,9 +1,9 @@
-// What a supervisor and a worker that it has started say to each other, over the socket that the
-// worker inherits as descriptor kSetupFd: one message of the supervisor's first, one answer, then
-// reports and questions from the worker and orders from the supervisor as long as both live.
-// Settings of the driver and of the pager come by the environment. Both are of one build: no
-// version is needed. By a second one, kConnectionsFd, the supervisor's listener hands over the
-// connections that clients make to the worker (transport::Routes).
+// Messages between a supervisor and a worker that it has started, over the socket that the worker
+// inherits as descriptor kSetupFd: one message of the supervisor's first, one answer, then reports
+// and questions from the worker and orders from the supervisor as long as both live. Settings of
+// the driver and of the pager come by the environment. Both are of one build: no version is needed.
+// By a second one, kConnectionsFd, the supervisor's listener hands over the connections that
+// clients make to the worker (transport::Routes).
 #pragma once
 
 #include <cstdint>

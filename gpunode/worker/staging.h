@@ -49,7 +49,7 @@ class Staging {
   /// (client_functions.h). Before the first piece is taken.
   void askBeforeWaits(std::function<bool()> may_wait) { may_wait_ = std::move(may_wait); }
 
-  /// What links have to be made with, so that they can move pieces.
+  /// The domain that links have to be made with, so that they can move pieces.
   const transport::DomainPtr& domain() const { return domain_; }
   /// A piece for a copy in `context` (the client's number), which is current; null: no memory.
   /// Never waits.

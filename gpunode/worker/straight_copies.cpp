@@ -59,7 +59,7 @@ class End {
     }
     return !ended_;
   }
-  // Of an event that only ends the copy, or that makes no sense here.
+  // Takes an event that only ends the copy, or that makes no sense here.
   void end(const Event& event) {
     ended_ = true;
     if (event.kind == Event::Kind::kLost) link_down_ = true;
@@ -117,7 +117,7 @@ class Sender : public End {
            wait = false)
         hear(event);
     }
-    // What the other end may still read, and what the GPU still writes.
+    // Waits for pieces that the other end may still read, and that the GPU still writes.
     if (!offered_.empty() && !settled_ && !link_down_)
       peer_->settle(copy_, worker_.ended() ? 0s : kAnswer);
     for (const Part& part : copying_) {
@@ -161,7 +161,7 @@ class Sender : public End {
     copying_.pop_front();
     const uint64_t bytes = pieceAt(part.at);
     if (bytes <= kInlineBytes) {
-      // It is the last. That it has come is the other end's to say.
+      // The part is the last. The other end has to say that it has come.
       if (!peer_->say({PeerSays::kBytes, 0, head_.copy, part.at, bytes, 0, {}},
                       {part.piece->bytes, bytes}))
         lost();
@@ -209,8 +209,8 @@ class Taker : public End {
     while (result == CUDA_SUCCESS && !ended_ && taken_ < head_.bytes) {
       if (next(event, true)) result = hear(event);
     }
-    // Of reads: their pieces are the transport's until they are over, which they are at the latest
-    // when the link is down.
+    // Pieces of reads are the transport's until the reads are over: at the latest when the link is
+    // down.
     while (!reading_.empty() && !link_down_) {
       if (!peer_->next(copy_, event, kSlice)) continue;
       if (event.kind == Event::Kind::kRead && event.read < pieces_.size()) {

@@ -13,8 +13,8 @@
 //     stream. So a session has as many threads with a hundred waiting streams as with none.
 //   - A call that may wait in another way stays on the thread that makes it: a call for which a
 //     thread of the client's waits, a long copy, a wait for code (olpager_on_wait). That thread
-//     leaves the lead, or the runner's place, and owns a queue. It makes the calls of its queue
-//     when its own call is over.
+//     leaves the lead, or the runner's place, and owns a queue. When its own call is over, it makes
+//     the calls of its queue.
 //   - A queue whose next call may wait in such a way gets a thread as well.
 //
 //   queue        calls in it                         later calls that stay behind it

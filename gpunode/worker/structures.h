@@ -9,7 +9,7 @@
 
 namespace olpager::gpunode {
 
-/// What a peer sent for an enumerator may be none.
+/// The value that a peer sent for an enumerator may be none.
 inline int kindOf(const CUDA_RESOURCE_DESC& about) {
   int kind = 0;
   std::memcpy(&kind, &about.resType, sizeof kind);
@@ -57,7 +57,7 @@ inline void unsettle(Invocation& in, CUgraphExecUpdateResultInfo* about) {
   about->errorFromNode = handleFrom<CUgraphNode>(in.numberFor(about->errorFromNode));
 }
 
-/// A tile of a sparse array, and the memory that it gets. What is not known to be a handle never
+/// A tile of a sparse array, and the memory that it gets. A value not known to be a handle never
 /// goes to the driver.
 inline void settle(Invocation& in, CUarrayMapInfo* about) {
   if (about == nullptr) return;
@@ -82,8 +82,8 @@ inline void settle(Invocation& in, CUarrayMapInfo* about) {
   }
 }
 
-/// What a driver keeps in a device resource's opaque bytes stays here: the client has a number in
-/// its place (device_resources.h).
+/// The driver's opaque bytes of a device resource stay here: the client has a number in their place
+/// (device_resources.h).
 inline void settle(Invocation& in, CUdevResource* about) {
   if (about != nullptr && !in.worker().resources().restore(about)) in.refuseValue();
 }

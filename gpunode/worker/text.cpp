@@ -11,7 +11,7 @@
 
 #include "base/format.h"
 
-// Of sanitizers' runtimes: where their reports go.
+// Sanitizers' runtimes have this: it sets where their reports go.
 extern "C" __attribute__((weak)) void __sanitizer_set_report_fd(void* descriptor);
 
 namespace olpager::gpunode {
@@ -36,7 +36,7 @@ int keepLog() {
   if (__sanitizer_set_report_fd != nullptr)
     __sanitizer_set_report_fd(reinterpret_cast<void*>(static_cast<intptr_t>(g_log)));
   struct sigaction action {};
-  // What the C library or the C++ runtime said of it is still in the pipe.
+  // The last words of the C library or the C++ runtime are still in the pipe.
   action.sa_handler = [](int) { keepLastWords(); };
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   (void)sigaction(SIGABRT, &action, nullptr);

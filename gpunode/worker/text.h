@@ -1,6 +1,6 @@
-// What the driver and kernels print goes to the client: what is written to the worker's standard
-// output and error, which are pipes, and what is printed by stdio's `stdout`, which is a stream of
-// its own. So it costs no system call to see that nothing was.
+// Text that the driver and kernels print goes to the client: bytes written to the worker's standard
+// output and error, which are pipes, and text printed by stdio's `stdout`, which is a stream of its
+// own. So it costs no system call to see that nothing was.
 #pragma once
 
 #include <cstdio>
@@ -18,13 +18,13 @@ class Text {
   explicit Text(int descriptor) : descriptor_(descriptor) {}
   /// From now on what is written there goes to `give` (called from any thread, one at a time).
   void start(std::function<void(std::string_view)> give);
-  /// Gives what was printed to `stdout` so far, before it returns. What was written to the
-  /// descriptor comes soon, by itself.
+  /// Gives what was printed to `stdout` so far, before it returns. Bytes written to the descriptor
+  /// come soon, by themselves.
   void drain();
-  /// What was written to the descriptor too.
+  /// Gives also what was written to the descriptor.
   void drainAll();
-  /// A descriptor for what is to go there too, but for what does not fit now (O_NONBLOCK). It stays
-  /// open. -1: there is none.
+  /// A descriptor for what is to go there too, but for what does not fit now (O_NONBLOCK). The
+  /// descriptor stays open. -1: there is none.
   int another() const;
 
  private:
@@ -39,11 +39,11 @@ class Text {
 };
 
 /// A descriptor for what is the gpunode's to see: where standard error led before a Text took it.
-/// What is in the pipe of standard error when the process aborts goes there too. Once, before
+/// Text in the pipe of standard error when the process aborts goes there too. Once, before
 /// `Text::start`; -1: standard error can't be kept.
 int keepLog();
 
-/// What is in the pipe of standard error goes to the gpunode's log, and to nobody else: the process
+/// Text in the pipe of standard error goes to the gpunode's log, and to nobody else: the process
 /// ends. Async-signal-safe.
 void keepLastWords();
 

@@ -9,11 +9,11 @@ CUresult ThreadStreams::find(uint32_t thread, uint64_t context, CUstream* stream
   const api::DriverTable& driver = worker_.driver();
   std::lock_guard lock(mutex_);
   ThreadStream& known = all_[{context, forward::threadPlace(thread)}];
-  // Of a thread that has ended: it serves the next in its place, unless there is still something in
-  // it that this one would wait for.
+  // The stream of a thread that has ended serves the next thread in its place, unless work is still
+  // in the stream that this one would wait for.
   if (known.stream != nullptr && known.thread != thread &&
       driver.cuStreamQuery(known.stream) != CUDA_SUCCESS) {
-    // What its launches owe goes into the stream before nobody can name it any more.
+    // The debts of the stream's launches go into the stream while somebody can still name it.
     const CUcontext before = Worker::current();
     if (worker_.exchange().owes()) worker_.exchange().settle();
     worker_.setCurrent(before);

@@ -14,8 +14,8 @@ struct Object {
   uint64_t number;
 };
 
-// Its handle is good until now: several references may be given back by as many calls, and graphs
-// hold some.
+// The object's handle is good until now: several references may be given back by as many calls, and
+// graphs hold some.
 void CUDA_CB destroyed(void* data) {
   const std::unique_ptr<const Object> object(static_cast<const Object*>(data));
   object->worker->handles().gone(object->number);
@@ -38,8 +38,8 @@ CUresult userObjectCreate(Invocation& in) {
   if (result != CUDA_SUCCESS) return result;
   (void)object.release();  // the driver's, until it calls the destructor
   if (in.worker().handles().bind(number, HandleKind::kUserObject, bitsOf(made))) return result;
-  // No number of a client's own, or one that means something already. What was made goes with the
-  // session.
+  // No number of a client's own, or one that means something already. The object that was made goes
+  // with the session.
   in.arguments().fail();
   return in.refusal();
 }

@@ -15,8 +15,8 @@ namespace {
 using forward::VariableKind;
 using forward::VariableMemory;
 
-// Whether this process may use managed memory while kernels run: it compares it whenever launches
-// are made.
+// True if this process may use managed memory while kernels run: it compares that memory whenever
+// launches are made.
 bool reachedBesideKernels(Invocation& in) {
   for (int i = 0; i < in.worker().library().devices(); ++i) {
     CUdevice device = 0;
@@ -30,8 +30,8 @@ bool reachedBesideKernels(Invocation& in) {
   return true;
 }
 
-// It is compared here behind kernels: in host memory, where GPUs use it in place, it need not go to
-// and fro for that. What the driver says to it changes nothing but the speed.
+// Variables are compared here behind kernels: in host memory, where GPUs use it in place, they need
+// not go to and fro for that. The driver's answer changes nothing but the speed.
 void stayHere(Invocation& in, CUdeviceptr address, size_t bytes) {
   const api::DriverTable& driver = in.driver();
   if (driver.cuMemAdvise == nullptr) return;
@@ -45,8 +45,8 @@ void stayHere(Invocation& in, CUdeviceptr address, size_t bytes) {
 
 using Pieces = std::vector<std::pair<CUdeviceptr, uint64_t>>;  // address and bytes
 
-// By one call, where the driver has one: a call for each of hundreds takes milliseconds. It waits
-// for no other stream: all that was sent is complete (Executors::isFinished).
+// By one call, where the driver has one: a call for each of hundreds takes milliseconds. The call
+// waits for no other stream: all that was sent is complete (Executors::isFinished).
 bool copyAtOnce(const api::DriverTable& driver, const Pieces& pieces, std::byte* into) {
   if (driver.cuMemcpyBatchAsync_v2 == nullptr) return false;
   std::vector<CUdeviceptr> to, from;

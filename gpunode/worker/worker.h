@@ -62,7 +62,7 @@ class Worker {
   /// Loads the driver and starts it. The Error is one line.
   Status start();
   /// From now on: ends the process when there was no link for `grace`, whatever the calls that are
-  /// under way wait for. What is queued for a client that does not come back is not made.
+  /// under way wait for. Calls queued for a client that does not come back are not made.
   void endWithoutClient(std::chrono::milliseconds grace);
   /// Makes calls until the client says goodbye, sends nonsense, or is gone for longer than the
   /// grace time (`rejoined` waits for it and returns false then). Returns why it ended.
@@ -76,7 +76,7 @@ class Worker {
   /// had its time. `lost_executor`: one more than the executor whose link is lost, if that is
   /// why.
   [[noreturn]] void endNow(const std::string& why, uint32_t lost_executor = 0);
-  /// What leave() begins with, on whichever thread: it must not wait. Before serve().
+  /// leave() begins with `call`, on whichever thread: the call must not wait. Before serve().
   void atLeave(std::function<void()> call) { at_leave_ = std::move(call); }
   /// Ends the process, whatever its threads are in: memory goes with it. Memservers are told first,
   /// as far as that takes no longer than a moment. Any thread; the second one waits for the end.
@@ -104,7 +104,7 @@ class Worker {
   uint64_t calls() const { return made_.calls.load(std::memory_order_relaxed); }
   uint64_t moved() const { return made_.moved.load(std::memory_order_relaxed); }
 
-  /// What the links of the session carry, into the process's counters. One thread at a time.
+  /// Adds what the links of the session carry to the process's counters. One thread at a time.
   void countLinks();
 
   /// Makes a context current in the calling thread, if it is not.
@@ -124,18 +124,18 @@ class Worker {
   /// session has ended.
   bool arrived(const calls::Transfer& transfer);
 
-  /// What has been printed so far is on its way to the client.
+  /// Sends what has been printed so far on its way to the client.
   void drainText();
   /// Something for the client that nobody waits for.
   void tell(forward::Answer kind, uint32_t number, CUresult result,
             std::span<const std::byte> bytes, bool flush);
   ClientFunctions& clientFunctions() { return client_functions_; }
-  /// Whether a stream waits, or will wait, for the client, which may wait for another call
+  /// True if a stream waits, or will wait, for the client, which may wait for another call
   /// (client_functions.h).
   bool streamsWaitForClient() { return client_functions_.areAhead() || gates_.closed() != 0; }
-  /// Whether a call of the driver may wait for a stream and let no other one be answered meanwhile.
-  /// Never for an executor of a unified view: a host function that comes into that stream at any
-  /// moment may touch managed memory, which takes other calls.
+  /// True if a call of the driver may wait for a stream and let no other call be answered
+  /// meanwhile. Never for an executor of a unified view: a host function that comes into that
+  /// stream at any moment may touch managed memory, which takes other calls.
   bool driverMayWait() { return !agent_.started() && !streamsWaitForClient(); }
 
   /// Makes one call. `operation`: in its name, which may be suspended (isSuspended()): nothing has
@@ -146,7 +146,7 @@ class Worker {
   /// Makes one that needs no driver, beside the leader.
   void makeAhead(const std::vector<std::byte>& record);
   bool ended() const { return lead_.ended(); }
-  /// What a call that somebody waits for is answered, when it brings nothing.
+  /// Answers a call that somebody waits for and that brings nothing.
   void answer(const forward::CallHead& head, CUresult result);
   /// The call that this thread makes is answered with success before it is made.
   void answerEarly(const forward::CallHead& head);

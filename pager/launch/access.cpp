@@ -158,7 +158,7 @@ CUresult Access::acquire(bool suspends) {
   return acquireSlow(suspends);
 }
 
-// Whether a copy meets memory of another device that this one has not been given access to. Native
+// True if a copy meets memory of another device that this one has not been given access to. Native
 // copies can; kernels need what the program asks for by cuCtxEnablePeerAccess.
 bool Access::crosses(const StreamState& stream, const Region& region) const {
   const CUdevice device = stream.device.load(std::memory_order_relaxed);
@@ -217,7 +217,7 @@ void Access::submitted(CUresult result) {
   // No other thread can name a per-thread default stream.
   if (operation_.stream.thread != 0 && state.slow.load(std::memory_order_relaxed))
     state.streams.markOwn(submission_.stream);
-  // What the stream is given next may be behind a host function, and a later mark with it.
+  // The stream's next work may be behind a host function, and a later mark with it.
   else if (state.anyHostFunction())
     state.streams.markNow(submission_.stream);
   submission_.stream = nullptr;

@@ -34,7 +34,7 @@ class Access {
     operation_.function = function;
     operation_.follows_pointers = true;  // also without parameters: module globals
   }
-  /// The kernel's name, for reports (Pool::asksNames). It lives as long as the process.
+  /// The kernel's name, for reports (Pool::asksNames). `name` lives as long as the process.
   void setName(const char* name) { operation_.name = name; }
   /// Every 8-byte word at 4-byte steps of a kernel parameter (or an `extra` buffer) that lies in
   /// the range names an allocation; the launch reads and writes it. `bytes` may be below 8 (then
@@ -42,8 +42,8 @@ class Access {
   void addParameter(const void* bytes_at, size_t bytes);
   /// A kernel whose parameters nobody can tell: it may reach any allocation.
   void addEverything() { operation_.reaches_everything = operation_.follows_pointers = true; }
-  /// An exact range, known from the function's specification. 0 bytes: nothing. Of an address
-  /// outside the range only that it is written matters, where a root may lie.
+  /// An exact range, known from the function's specification. 0 bytes: nothing. Outside the range
+  /// only writes matter, where a root may lie.
   void addRange(uint64_t address, uint64_t bytes, Mode mode);
   /// The operation copies `bytes` from host memory, whose words may be addresses of the range that
   /// kernels follow later. `stable`: the bytes can't change before the copy is made (pageable
@@ -57,7 +57,7 @@ class Access {
   /// everything is in VRAM that is never asked.
   void inPartsBeyondVram() { operation_.in_parts_beyond_vram = true; }
   bool mustBeInParts() const { return beyond_.has_value(); }
-  /// Its parts have been made.
+  /// The graph's parts have been made.
   void madeInParts() const;
   /// Nothing is used: the driver only looks where the ranges are mapped, and notes it. Those that
   /// belong to no allocation any more are left out; what is in host memory in place comes to VRAM
@@ -71,7 +71,7 @@ class Access {
   /// For a launch recorded by a capture or put in a graph node: what it names, instead of
   /// acquire().
   void collect(ReachSet& into) const;
-  /// Whether a range that has been added is of managed memory.
+  /// True if a range that has been added is of managed memory.
   bool namesManaged() const;
 
   /// Makes all of it mapped: waits for fetches a bounded time, then maps in place.
@@ -100,8 +100,8 @@ class Access {
 };
 
 /// From now on this is called on each thread that waits for an operation's memory, once for each
-/// operation, when that has waited for a moment. No lock is held; it must not throw. Of the
-/// process; nullptr: nobody asks.
+/// operation, when that has waited for a moment. No lock is held; it must not throw. One `call` for
+/// the process; nullptr: nobody asks.
 void onWait(void (*call)());
 /// The calling thread is about to wait for an operation that another thread is making: whoever
 /// onWait() has named is told, as for memory. No lock is held.

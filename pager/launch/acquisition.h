@@ -1,5 +1,5 @@
 // Acquiring what one operation uses, as an object: from the first look at what it names until it
-// has its number. It belongs to nobody's stack frame: where its caller goes away before it is
+// has its number. The object belongs to nobody's stack frame: if its caller goes away before it is
 // ready, keep() makes it own what it needs.
 //
 //   state        what holds                                       left by
@@ -19,22 +19,23 @@
 //   cancel   described | waiting | ready -> cancelled
 //
 // Every member runs under PoolState::mutex; one thread at a time uses an object, and it need not be
-// the same one each time. Who commits makes the driver call next (Access::submitted()): the hazard
-// slot is of the thread that commits. What is ready stays so while the mutex is not released. After
-// that it has to be looked at again before commit(): other launches may have stored pointers that
-// lead further, and older ones may take memory back (Wants::hold).
+// the same one each time. The thread that commits makes the driver call next (Access::submitted()):
+// the hazard slot is that thread's. A ready object stays ready while the mutex is not released.
+// After that it has to be looked at again before commit(): other launches may have stored pointers
+// that lead further, and older ones may take memory back (Wants::hold).
 //
 // Managed memory that the CPU has is asked for by a claim (shared/claim.h), as is memory that other
 // executors have: the object is ready when it claims all that it reaches of such memory, and has
 // submitted the claim when committed.
 //
-// What moves a waiting one: engines serve its wants (wants.h), and whenever something becomes
-// stable PoolState::changed rings. Then ready() is called.
+// A waiting one is moved on as follows: engines serve its wants (wants.h), and whenever something
+// becomes stable PoolState::changed rings. Then ready() is called.
 //
 // An object that waits holds regions: who frees one of them waits until the object lets go of it.
-// It does so when it is over (committed, cancelled), or when ready() finds that something is freed:
-// then it starts over, and no pointer leads to what is freed (Region::dead). So a thread that keeps
-// one goes on calling ready(), or commits or cancels it, before it frees what it reaches.
+// The object lets go when it is over (committed, cancelled), or when ready() finds that something
+// is freed: then it starts over, and no pointer leads to what is freed (Region::dead). So a thread
+// that keeps one goes on calling ready(), or commits or cancels it, before it frees what it
+// reaches.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +75,7 @@ class Acquisition {
   State commit(Lock& lock, Submission& into);
   void cancel(Lock& lock);
 
-  /// It waits for a host function, and need not wait longer (deferred.h).
+  /// True if the object waits for a host function, and need not wait longer (deferred.h).
   bool mayDefer() const;
   /// Gives it up, for a deferred launch, whose id this returns.
   uint64_t defer(Lock& lock);
@@ -85,13 +86,15 @@ class Acquisition {
   void keep();
 
   State state() const { return now_; }
-  /// It waits for other agents, for a host function or for code: nothing here hurries these.
+  /// True if the object waits for other agents, for a host function or for code: nothing here
+  /// hurries these.
   bool waitsForOthers() const { return held_back_ || !claim_.isRunnable(); }
-  /// It claims what other agents have: a touch of the CPU's waits for that until it is submitted.
+  /// True if the object claims what other agents have: a touch of the CPU's waits for that until it
+  /// is submitted.
   bool claims() const { return claim_.isAsked(); }
   /// Once it is refused: what the operation is to return. Else CUDA_SUCCESS.
   CUresult result() const { return result_; }
-  /// Where it is refused since its caller makes it in parts (Access::inPartsBeyondVram()).
+  /// Set if the object is refused since its caller makes it in parts (Access::inPartsBeyondVram()).
   const std::optional<GraphBeyond>& beyond() const { return beyond_; }
   const StreamKey& stream() const { return operation_->stream; }
 
@@ -130,7 +133,7 @@ class Acquisition {
 
   PoolState& state_;
   const Operation* operation_;
-  // Of an object whose caller has gone.
+  // Owned by an object whose caller has gone.
   std::unique_ptr<const Operation> own_;
   std::unique_ptr<const ReachSet> own_graph_;
   std::vector<char> own_source_;

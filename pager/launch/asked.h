@@ -1,4 +1,4 @@
-// What one operation that waits asks the engines for, and the regions that it holds meanwhile.
+// The wants of one waiting operation at the engines, and the regions that it holds meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,9 @@ class Asked {
   Asked(const Asked&) = delete;
   Asked& operator=(const Asked&) = delete;
 
-  /// What the closure reaches by now is no victim, and stays though it is freed.
+  /// Regions that the closure reaches by now are no victims, and stay though they are freed.
   void hold();
-  /// Asks for what the closure needs by now. It is held.
+  /// Asks for what the closure needs by now. The closure is held.
   void ask();
   template <typename Visit>
   void forEach(Visit visit) {

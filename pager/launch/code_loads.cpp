@@ -12,13 +12,13 @@ namespace olpager::pager {
 namespace {
 
 constexpr std::chrono::microseconds kLoadLook{100};
-// What runs gets nearer to its end within this time, or the load does not wait for it: that costs
-// the way of the pages, and no more.
+// Work that runs gets nearer to its end within this time, or the load does not wait for it: that
+// costs the way of the pages, and no more.
 constexpr uint64_t kDrainNs = 20'000'000;
 // Pages and what reaches them come nearer to the CPU, or the load is made all the same.
 constexpr uint64_t kHomeNs = 1'000'000'000;
 
-// Whether something goes on changing: not for `most_ns`.
+// Tells if something goes on changing: it is over when nothing has changed for `most_ns`.
 class Progress {
  public:
   explicit Progress(uint64_t most_ns) : most_ns_(most_ns) {}
@@ -58,8 +58,8 @@ CodeLoad Streams::codeLoadBegins(CUdevice device) {
   if (state.forked.load() || !state.has_managed.load()) return CodeLoad::kPlain;
   Lock lock(state.mutex);
   CodeLoads& loads = state.loads;
-  // What is deferred needs the driver before its function is over. But a function may wait for who
-  // loads: then that is over only when the load has gone on beside it.
+  // Deferred launches need the driver before their function is over. But a function may wait for
+  // the thread that loads: then it is over only when the load has gone on beside it.
   constexpr uint64_t kAskNs = 100'000'000;
   Progress functions(HostFunctions::kPatienceNs);
   for (uint64_t asked = nowNs();

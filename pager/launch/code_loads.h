@@ -1,16 +1,16 @@
 // Code that the driver loads or unloads while there is managed memory.
 //
 // Some drivers wait for all that runs on a device before they load code, and answer no call there
-// meanwhile that copies, launches or records. What runs may wait for the CPU, and a touch of a page
-// that is in VRAM needs such calls. So before the driver is called the pages are where a touch
-// needs none (Streams::codeLoadBegins):
+// meanwhile that copies, launches or records. Kernels that run may wait for the CPU, and a touch of
+// a page that is in VRAM needs such calls. So before the driver is called the pages are where a
+// touch needs none (Streams::codeLoadBegins):
 //
-//   draining   no launch begins on the device. What has begun may end
+//   draining   no launch begins on the device. Launches that have begun may end
 //   alone      nothing runs there, and nothing begins: the load waits for nobody. Pages stay
 //   beside     something runs on and does not come nearer to its end: it may wait for the CPU, or
 //              for a launch. So launches go on, but for those that reach managed memory: these wait
-//              until the load is over, as the driver has them wait. What managed memory the device
-//              has goes to the CPU
+//              until the load is over, as the driver has them wait. The device's managed memory
+//              goes to the CPU
 //
 // One load at a time for each device. Under PoolState::mutex, but for any().
 #pragma once
@@ -36,13 +36,12 @@ class CodeLoads {
     loads_.erase(find(device));
     count_.store(loads_.size());
   }
-  /// Whether what is about to be launched on the device waits. `managed`: it reaches managed
-  /// memory.
+  /// True if a launch on the device has to wait. `managed`: it reaches managed memory.
   bool hold(CUdevice device, bool managed) const {
     const auto load = find(device);
     return load != loads_.end() && (load->holds_all || managed);
   }
-  /// Whether one has begun and is not over. Any thread.
+  /// True if a load has begun and is not over. Any thread.
   bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
 
   /// How things were when a load had waited in vain. The next one does not wait for the same.

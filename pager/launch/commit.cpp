@@ -185,7 +185,7 @@ void Acquisition::count(Engine& engine, bool in_place, Submission& into) {
   if (operation_->follows_pointers) countWhy(engine, in_place);
 }
 
-// What of the launch makes it slow, for `olpagestat --why`.
+// Counts what makes the launch slow, for `olpagestat --why`.
 void Acquisition::countWhy(const Engine& engine, bool in_place) {
   DeviceWhy& why = counters().whyOf(static_cast<unsigned>(engine.device()));
   const ReachSet* const graph = operation_->graph;
@@ -226,7 +226,7 @@ void Acquisition::countInPlace(const Engine& engine, DeviceWhy& why, const char*
   for (const Region* region : closure_.regions) {
     if (region->isRoot() || region->engine != &engine || region->in_place == 0) continue;
     const uint64_t all = region->pages * kPageBytes;
-    // Of extents of like size: as many of its bytes as of its extents.
+    // Extents are of like size: the region's share of bytes is that of its extents.
     const uint64_t bytes = all / std::max<size_t>(1, region->extents.size()) * region->in_place;
     if (region->isSparse()) add(why.sparse_launches);
     const bool same = valueOf(why.in_place_base) == region->base;
@@ -287,14 +287,14 @@ void Acquisition::noteWritten(const Uses::Use& write, Region& region, uint64_t n
     unknown();
     known = false;
   }
-  // Plain data in a region of plain data: no pass has to look at it. Where there are pointers, one
+  // Plain data in a region of plain data: no pass has to look at it. If there are pointers, a pass
   // finds out which are left.
   if (!known || region.names_itself || !region.edges.empty() || !region.piece_edges.empty())
     state_.reach.markDirty(&region);
 }
 
-// Copies to memory outside the range. What they put into module variables is reached by every
-// launch from now on.
+// Copies to memory outside the range. Every launch from now on reaches what they put into module
+// variables.
 void Acquisition::writesRoots(uint64_t number) {
   for (const Uses::Use& write : operation_->root_writes) {
     state_.reach.roots.forAt(write.address, write.bytes, [&](uint64_t, const Root& root) {

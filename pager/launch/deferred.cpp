@@ -51,12 +51,13 @@ CUevent markBehind(const DriverApi& driver, const StreamKey& key) {
   return nullptr;
 }
 
-// It was refused, or its context has ended.
+// The launch was refused, or its context has ended.
 bool isDropped(PoolState& state, const DeferredLaunch& launch) {
   return find(state, launch.id) == state.deferred.end();
 }
 
-// One attempt. CUDA_SUCCESS: it has its number. What the system does not give may come later.
+// One attempt. CUDA_SUCCESS: it has its number. Memory that the system does not give may come
+// later.
 CUresult attempt(PoolState& state, DeferredLaunch& launch, Lock& lock) {
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   try {

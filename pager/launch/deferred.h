@@ -1,21 +1,23 @@
 // Kernels that are launched behind a host function of their stream and get their memory when the
 // function has returned. The function may touch managed memory that they reach, and may wait for
 // whoever launches them: so neither waits for the other. The driver has such a kernel, and does not
-// run it before the function's end. That is when the function's thread acquires all that the kernel
-// reaches, pointers that the function has written included, and returns to the driver
+// run it before the function's end. At that end the function's thread acquires all that the kernel
+// reaches, also by pointers that the function has written, and returns to the driver
 // (Streams::hostFunctionEnded).
 //
-// What they reach is bounded: half of the VRAM of its engine (mayDefer). What exceeds it waits for
-// the function, as does what is no kernel. They may reach more when the function has returned, and
-// there need not be room for two of them. So each has a function before it: the second one in a
-// stream gets one of the pager's own (takeTurn), which comes when the first one is over.
+// The memory that deferred kernels reach is bounded: half of the VRAM of their engine (mayDefer). A
+// kernel that exceeds the bound waits for the function, as does what is no kernel. Deferred kernels
+// may reach more when the function has returned, and there need not be room for two of them. So
+// each has a function before it: the second one in a stream gets one of the pager's own (takeTurn),
+// which comes when the first one is over.
 //
 // A deferred kernel is younger than what was launched behind it meanwhile. So it has a state of
 // its own among the streams, with a mark that is recorded right behind it by whoever launches it: a
 // later function of the stream may touch what it reaches.
 //
-// What is named in `reached` is not freed meanwhile (dropRegion). A load of code waits for them as
-// long as a function is waited for. Their stream may be destroyed. Under PoolState::mutex.
+// Regions in `reached` are not freed meanwhile (dropRegion). A load of code waits for deferred
+// kernels as long as a function is waited for. The kernels' stream may be destroyed. Under
+// PoolState::mutex.
 #pragma once
 
 #include <cuda.h>
@@ -53,7 +55,7 @@ struct DeferredLaunch {
 /// Before a kernel of the stream is deferred: where another one is, a function of the pager's own
 /// is put behind that. Returns whether it was. Under the mutex (released).
 bool takeTurn(PoolState& state, Streams& streams, const StreamKey& stream, Lock& lock);
-/// Its driver call was made, or refused.
+/// The driver call of the deferred kernel was made, or refused.
 void deferredCalled(PoolState& state, uint64_t id, CUresult result);
 /// The function is over: what waits for it acquires its memory. Calls no driver. Under the mutex
 /// (released).

@@ -45,8 +45,8 @@ thread_local StreamCaches* my_caches = nullptr;
 struct Tables {
   base::HoldingMutex mutex{kStreamTablesMutex};
   std::vector<StreamTable*> all;
-  // Which has made the first one. A child that it forks later has none of its threads, and can't
-  // have the locks.
+  // The process that has made the first one. A child that it forks later has none of its threads,
+  // and can't have the locks.
   const pid_t process = getpid();
 };
 Tables& tables() {
@@ -304,7 +304,7 @@ void StreamTable::collect(StreamState& stream, TableLock& lock) {
     if (result == CUDA_ERROR_NOT_READY || stream.gone) return;
     stream.marks.pop_front();
     free_events_.push_back({stream.key.context, mark.event});
-    // It tells nothing, if it got into a capture. A new mark is recorded behind the same work.
+    // A mark that got into a capture tells nothing. A new mark is recorded behind the same work.
     if (refusedByCapture(result)) {
       stream.needs_drain |=
           (stream.generation.load() & 1) == 0;  // no stream is there any more to record one on
@@ -317,7 +317,7 @@ void StreamTable::collect(StreamState& stream, TableLock& lock) {
   }
 }
 
-// Where nothing of the stream's is under way, it has completed all that has a number by now.
+// A stream with nothing under way has completed all that has a number by now.
 void StreamTable::lookIdle(StreamState& stream) {
   // In this order: a launch is counted in `pending` before it gets its number, and what is not
   // pending any more is in `last`.
@@ -354,8 +354,8 @@ void StreamTable::lookNow(StreamState& stream, TableLock& lock) {
   look(stream, lock);
 }
 
-// At those of `context`, or nullptr: of all. Where the system gives no memory less is known for a
-// while.
+// Looks at the streams of `context`; nullptr: at all. If the system gives no memory, less is known
+// for a while.
 void StreamTable::lookNowAtAll(CUcontext context, TableLock& lock) {
   try {
     for (size_t i = 0; i < streams_.size(); ++i) {  // by index: there may be more meanwhile
@@ -435,7 +435,7 @@ void StreamTable::synchronizeEach(CUcontext context) {
     const bool live =
         (stream.generation.load() & 1) != 0 && !stream.closing && stream.key.thread == 0;
     if (!live && stream.marks.empty()) continue;
-    // What is behind the last mark is known of a live stream alone.
+    // Launches behind the last mark are known of a live stream alone.
     const uint64_t number =
         live ? stream.last.load(std::memory_order_acquire) : stream.marks.back().number;
     const CUevent event = live ? nullptr : stream.marks.back().event;

@@ -24,8 +24,8 @@
 // on a stream in capture: the driver is asked first, and while a stream may come to be in one
 // nothing is recorded in its context (StreamTable::holdMarks). An event that got into a capture
 // would end it when it is looked at. A context is never synchronised while something captures, in
-// whichever mode: the driver refuses, and ends the captures. What no mark tells of then, nobody
-// knows until they are over.
+// whichever mode: the driver refuses, and ends the captures. Nobody knows what no mark tells of
+// then, until the captures are over.
 #pragma once
 
 #include <cuda.h>
@@ -56,7 +56,7 @@ inline void raise(std::atomic<uint64_t>& value, uint64_t to) {
 struct alignas(64) HazardSlot {
   std::atomic<uint64_t> word{0};
   std::atomic<bool> used{false};
-  // Of the owning thread. A launch on several devices holds several accesses at once.
+  // The owning thread's alone. A launch on several devices holds several accesses at once.
   uint64_t entries = 0;  // makes each entry's word a new one
   uint32_t depth = 0;
 
@@ -130,10 +130,10 @@ class StreamPoint {
  public:
   StreamPoint(const StreamState& stream, uint64_t number)
       : stream_(&stream), generation_(stream.generation.load()), number_(number) {}
-  /// It has completed, as far as the marks tell. Any thread.
+  /// True if the launch has completed, as far as the marks tell. Any thread.
   bool isOver() const {
-    // A stream that the program destroys goes on with its work. Its state is another stream's, two
-    // generations later, only when all of that is over.
+    // A stream that the program destroys goes on with its work. The state becomes another stream's,
+    // two generations later, only when all of that work is over.
     if (stream_->generation.load(std::memory_order_acquire) > generation_ + 1 ||
         stream_->completed.load() >= number_)
       return true;
@@ -172,8 +172,8 @@ class RelaxedThread {
 };
 
 /// Driver calls are made with the mutex released: one may wait for its context's lock while another
-/// context's launches go on. Whoever takes a stream or a context away waits until no thread is in a
-/// call for it.
+/// context's launches go on. A thread that takes a stream or a context away waits until no thread
+/// is in a call for it.
 // Many members: marks of all streams are asked after under one lock.
 class StreamTable {
  public:
@@ -217,8 +217,8 @@ class StreamTable {
   /// 0: of what was launched on the device nothing is under way, as far as the marks tell. Else
   /// another number whenever more of it is over.
   uint64_t underWay(CUdevice device);
-  /// The last launch of each stream that may not be over, of streams that are gone too. What every
-  /// thread was about to submit is submitted.
+  /// The last launch of each stream that may not be over, of streams that are gone too. Launches
+  /// that threads were about to submit are submitted.
   std::vector<StreamPoint> lastLaunches();
   /// Every launch up to this number has completed.
   uint64_t completedFloor(uint64_t upper);
@@ -230,9 +230,9 @@ class StreamTable {
   /// keeps the events recorded there (of a green context, whose are the primary one's), so they are
   /// destroyed.
   void contextGone(CUcontext context, bool events_stay = false);
-  /// Before the driver is told to capture on a stream of `context`; holds marks, as below. What
-  /// launches of the context have no mark get one: on some streams (the legacy one beside a
-  /// blocking stream's capture) nothing may be recorded before its end.
+  /// Before the driver is told to capture on a stream of `context`; holds marks, as below. Launches
+  /// of the context that have no mark get one: on some streams (the legacy one beside a blocking
+  /// stream's capture) nothing may be recorded before its end.
   void captureBegins(CUcontext context);
   /// After that, where the driver has begun to capture and where it has not. Ends the hold.
   void captureBegan(bool begun) {
@@ -251,12 +251,12 @@ class StreamTable {
   }
   /// Waits for all work of a context, where nothing captures; else
   /// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and the driver is not asked. Every launch up to
-  /// `number` has been submitted. What it waited for is over where this returns CUDA_SUCCESS, or
-  /// what endsContext() is true of.
+  /// `number` has been submitted. The work is over if this returns CUDA_SUCCESS, or a result of
+  /// which endsContext() is true.
   CUresult synchronize(CUcontext context, uint64_t number);
   /// Waits for what the streams of a context have been given, each by itself. The context is
-  /// current, the thread relaxed. Of a stream that captures, or is another thread's own, nothing is
-  /// waited for.
+  /// current, the thread relaxed. A stream that captures, or is another thread's own, is not waited
+  /// for.
   void synchronizeEach(CUcontext context);
   /// Contexts of which the driver has said that nothing runs there any more, and that are not gone.
   std::vector<CUcontext> endedContexts() {

@@ -1,5 +1,4 @@
-// What is said of contexts that a kernel of theirs has ended. Everything runs under
-// PoolState::mutex.
+// Reports of contexts that a kernel of theirs has ended. Everything runs under PoolState::mutex.
 #pragma once
 
 #include <cuda.h>

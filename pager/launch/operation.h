@@ -1,6 +1,6 @@
-// What one GPU operation uses, as it was described: plain data, no lock. Access fills it on the
-// program's thread; an Acquisition (acquisition.h) reads it, and has a copy of its own where the
-// operation waits without its caller.
+// The memory that one GPU operation uses, as it was described: plain data, no lock. Access fills it
+// on the program's thread; an Acquisition (acquisition.h) reads it, and has a copy of its own where
+// the operation waits without its caller.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct ReachSet {
   /// Ascending, unique: one address inside each allocation; of a very large one, one in each page
   /// that is named.
   std::vector<uint64_t> addresses;
-  /// What a copy or memset names exactly.
+  /// A range that a copy or memset names exactly.
   struct Range {
     uint64_t address = 0;
     uint64_t bytes = 0;
@@ -30,7 +30,7 @@ struct ReachSet {
   };
   std::vector<Range> ranges;  // ascending, unique
   bool everything = false;    // a kernel of it may reach any allocation
-  /// Names of its kernels, the first ones, for reports. They live as long as the process.
+  /// Names of its kernels, the first ones, for reports. The names live as long as the process.
   std::array<const char*, 8> kernels{};
   bool empty() const { return addresses.empty() && !everything; }
   bool operator==(const ReachSet&) const = default;
@@ -42,7 +42,8 @@ struct ReachSet {
   void addKernel(const char* name);
 };
 
-/// What an operation names, in the order of naming. The first ones without an allocation.
+/// The addresses that an operation names, in the order of naming. The first ones without an
+/// allocation.
 class Uses {
  public:
   struct Use {
@@ -75,7 +76,7 @@ struct Operation {
   /// before it ends, can lead it somewhere.
   bool usesNothing() const { return uses.count() == 0 && root_writes.empty() && !follows_pointers; }
 
-  /// What it brings from the host is looked through for pointers when it is acquired.
+  /// True if bytes from the host are looked through for pointers when the operation is acquired.
   bool hostIsRead() const {
     constexpr uint64_t kMostRead = 64 << 10;
     return host_source != nullptr && host_stable && host_bytes <= kMostRead;
@@ -104,8 +105,8 @@ struct GraphBeyond {
 };
 
 /// An operation that has its number: whoever makes its driver call says so when that is over
-/// (Access::submitted()), on the thread that got it, whose hazard slot is entered. Where there is
-/// managed memory no signal handler runs on that thread meanwhile: a touch of what the operation
+/// (Access::submitted()), on the thread that got it, whose hazard slot is entered. If there is
+/// managed memory, no signal handler runs on that thread meanwhile: a touch of what the operation
 /// reaches waits until it is submitted.
 struct Submission {
   StreamState* stream = nullptr;  // nullptr: it has none

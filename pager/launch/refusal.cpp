@@ -11,8 +11,8 @@ namespace olpager::pager {
 
 namespace {
 
-// Where memory can't be used in place: the engine in whose VRAM what is needed of it can't ever be
-// all at once. Else nullptr.
+// The engine whose VRAM can never hold at once what the closure needs of memory that can't be used
+// in place; nullptr: none.
 const Engine* tooSmallFor(const PoolState& state, const Closure& closure) {
   if (closure.everything) return nullptr;  // which lists some twice
   for (const auto& engine : state.devices.engines) {

@@ -8,7 +8,7 @@ namespace olpager::pager {
 /// VRAM and host memory together are too small, whatever leaves them: memservers are no place from
 /// which the GPU can use memory. Under the mutex.
 bool neverFits(const PoolState& state, const Closure& closure);
-/// Whether all memory that launches may reach can be usable at once. Under the mutex.
+/// True if all memory that launches may reach can be usable at once. Under the mutex.
 bool allFits(const PoolState& state);
 /// Under the mutex.
 void tellRefused(const PoolState& state, const Closure& closure);

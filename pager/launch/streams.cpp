@@ -16,7 +16,7 @@ namespace olpager::pager {
 
 void Streams::streamDestroyed(const StreamKey& stream) {
   if (state_->forked.load()) return;
-  // What is deferred has a state and a mark of its own: it needs the stream no more.
+  // Deferred launches have states and marks of their own: they need the stream no more.
   state_->streams.streamDestroyed(stream);
   if (!state_->anyHostFunction()) return;
   Lock lock(state_->mutex);
@@ -88,7 +88,7 @@ bool Streams::runs(CUdevice device) {
 
 namespace {
 
-// Of work that is not over: often at first, so that what ends soon is seen soon.
+// Paces looks at work that is not over: often at first, so that what ends soon is seen soon.
 class Looks {
  public:
   void rest() {
@@ -138,7 +138,7 @@ CUresult Streams::finishWork() {
   while (!allOver()) {
     state.streams.poll();
     if (allOver()) break;
-    // What is not marked is not known of before the capture ends.
+    // Nothing is known of unmarked work before the capture ends.
     if (state.streams.capturing()) return kCaptures;
     drainUnmarked(state, number);
     looks.rest();
@@ -151,7 +151,7 @@ void Streams::awaitHostFunctions(const StreamKey& stream) {
   if (state.forked.load() || !state.anyHostFunction()) return;
   const uint64_t until = nowNs() + HostFunctions::kPatienceNs;
   Lock lock(state.mutex);
-  // What is deferred needs calls of the driver's to get its memory, and waits for nobody's function
+  // Deferred launches need calls of the driver to get their memory, and wait for nobody's function
   // any more.
   HostFunctions& functions = state.host_functions;
   while (!state.stopped &&
@@ -237,7 +237,7 @@ void Streams::greenContextGone(CUcontext context) {
   Lock lock(state.mutex);
   if (state.stopped) return;
   state.frees.awaitAsking(state.changed, lock);
-  // What frees on its streams waited for is over.
+  // The work that frees on the context's streams waited for is over.
   const std::vector<DeferredFrees::Entry> freed = state.frees.takeStreamsOf(context);
   lock.unlock();
   for (const DeferredFrees::Entry& entry : freed) state.driver.cuEventDestroy_v2(entry.event);

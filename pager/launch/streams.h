@@ -1,4 +1,4 @@
-// What a pool has to be told of streams, captures and contexts.
+// A pool is told here of streams, captures and contexts.
 #pragma once
 
 #include <cuda.h>
@@ -32,7 +32,7 @@ class Streams {
   /// Before a host function is put in a stream that does not capture. `blocking`: the legacy
   /// default stream waits for that stream. Not 0: hostFunctionEnded() with that number has to
   /// follow, when the function has returned or was refused. `status`: what the driver says of the
-  /// stream's work up to there. It calls callbacks alone where a kernel has ended the context.
+  /// stream's work up to there. The driver calls callbacks alone if a kernel has ended the context.
   uint64_t hostFunctionBegins(const StreamKey& stream, bool blocking);
   void hostFunctionEnded(uint64_t number, CUresult status);
   /// Waits until no host function is before what the stream is given next, five seconds at most: a
@@ -48,9 +48,9 @@ class Streams {
   /// to its end.
   CodeLoad codeLoadBegins(CUdevice device);
   void codeLoadEnded(CUdevice device);
-  /// Whether something that was launched on the device may not be over, as far as the marks tell.
+  /// True if something that was launched on the device may not be over, as far as the marks tell.
   bool runs(CUdevice device);
-  /// Of an executor: waits until all that was launched is over, and the host functions that were
+  /// For an executor: waits until all that was launched is over, and the host functions that were
   /// put in streams, whatever the context, also of streams that were destroyed since. By marks, so
   /// a capture may begin meanwhile. Only the context of a stream destroyed while it captured
   /// is synchronised, where nothing captures. Once something captures it waits for no more: of some

@@ -3,7 +3,7 @@
 namespace olpager::pager {
 namespace {
 
-// Where something is there already the driver chooses another place.
+// If something is there already, the driver chooses another place.
 constexpr uint64_t kPlace = 0x4000'0000'0000, kBytes = 1ull << 40, kDevices = 16;
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Addresses of the aliases through which the engine copies chunks. They are reserved once, when the
-// engine starts: chunks come and go as they are needed, and each reservation of its own would move
-// what the driver places next. Variables of modules have to lie at the same addresses in all
-// workers of a unified view (gpunode/worker/address_space.h).
+// Addresses of the aliases through which the engine copies chunks. The addresses are reserved once,
+// when the engine starts: chunks come and go as they are needed, and each reservation of its own
+// would move what the driver places next. Variables of modules have to lie at the same addresses in
+// all workers of a unified view (gpunode/worker/address_space.h).
 //
 // States: none (no reservation: each alias is reserved by itself) -> reserved (begin) -> none (end,
 // when nothing of it is given out). Thread-safety: take() and give() from any thread, the others
@@ -29,7 +29,7 @@ class AliasSpace {
   void end();
   /// Whole pages. 0: there are none.
   CUdeviceptr take(uint64_t bytes);
-  /// What nothing is mapped at any more.
+  /// Nothing is mapped at `alias` any more.
   void give(CUdeviceptr alias, uint64_t bytes);
 
  private:

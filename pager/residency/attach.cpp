@@ -95,7 +95,7 @@ void Engine::releaseAll() {
   const InContext current(driver, context_);
   const bool there = current.result() == CUDA_SUCCESS;
   if (there) {
-    // What nobody will finish reads chunks.
+    // Work that nobody will finish reads chunks.
     for (CUstream stream : {kernels_.stream(), streams_.in, streams_.out})
       if (stream != nullptr) driver.cuStreamSynchronize(stream);
     packed_.synchronize();

@@ -15,7 +15,7 @@ uint64_t wholePages(uint64_t bytes) {
   return std::max(kPageBytes, bytes / kPageBytes * kPageBytes);
 }
 
-// What was asked for beyond what there is would be told to programs as memory that they have.
+// A budget beyond what there is would be told to programs as memory that they have.
 uint64_t atMost(uint64_t there, uint64_t asked, const char* what) {
   if (asked <= there) return asked;
   base::warnOnce(what, "a budget of %s of %s: there is %s, which is the budget",

@@ -57,7 +57,7 @@ ChunkStore::~ChunkStore() {
   for (HostChunk* chunk : doomed_host_) delete chunk;
 }
 
-// Of the host tier: pages in use and kept free.
+// Counts pages of the host tier: in use and kept free.
 void ChunkStore::countHost(uint64_t made) {
   auto& figure = counters().host_used_bytes;
   if (made >= host_made_) {
@@ -249,7 +249,7 @@ bool ChunkStore::restoreBudget() {
 
 VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
   const uint64_t bytes = kPageBytes << order;
-  // What is kept is taken once nothing can be made.
+  // Kept chunks are taken once none can be made.
   if (!free_vram_[order].empty() || vram_made_ + bytes > vram_budget_)
     if (VramChunk* const chunk = takeFreeVram(order); chunk != nullptr) return chunk;
   if (vramAvailable() < bytes) return nullptr;
@@ -364,7 +364,7 @@ void ChunkStore::forgetKept(VramCopy& copy) {
 }
 
 HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock, uint64_t beyond) {
-  // What is free beyond the limit is for those who may exceed it.
+  // Chunks free beyond the limit are for callers that may exceed it.
   if (host_.made > host_.limit && hostInUseOfAll() + (kPageBytes << order) > host_.limit + beyond)
     return nullptr;
   if (free_host_[order].empty() && !addHost(order, nullptr, beyond, lock)) return nullptr;

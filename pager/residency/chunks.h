@@ -57,18 +57,18 @@ class ChunkStore {
         direct_(driver, device),
         aliases_(driver, device) {}
 
-  /// Of chunks that are still there the records go; their memory goes with the context.
+  /// Drops the records of chunks that are still there; their memory goes with the context.
   ~ChunkStore();
   ChunkStore(const ChunkStore&) = delete;
   ChunkStore& operator=(const ChunkStore&) = delete;
   /// Joins those that share the host tier, until leaveHost().
   void setBudgets(uint64_t vram_bytes);
-  /// Its host chunks count no more, whether or not they can still be released.
+  /// The store's host chunks count no more, whether or not they can still be released.
   void leaveHost();
   uint64_t vramBudget() const { return vram_budget_; }
   uint64_t hostLimit() const { return host_.limit; }
   uint64_t mostHost() const { return host_.most; }
-  /// What all stores together have beyond a limit that was lowered.
+  /// Bytes that all stores together have beyond a limit that was lowered.
   uint64_t hostSurplus() const { return host_.made - std::min(host_.made, host_.limit); }
   /// Finds out what kind of host memory this machine gives. The device's context is current.
   void probeHost(int numa_node);
@@ -82,7 +82,7 @@ class ChunkStore {
   /// nullptr: evict first. When the driver has less than the budget says, the budget is lowered for
   /// a while (some seconds, longer each time).
   VramChunk* takeVram(unsigned order, Lock& lock);
-  /// Whether takeVram() finds or makes one without giving others back.
+  /// True if takeVram() finds or makes a chunk without giving others back.
   bool hasVram(unsigned order) const {
     return !free_vram_[order].empty() || (order == 0 && !kept_.empty()) ||
            vram_made_ + (kPageBytes << order) <= vram_budget_;
@@ -112,8 +112,8 @@ class ChunkStore {
   /// A free one or nullptr: none is made.
   HostChunk* takeFreeHost(unsigned order);
   void giveHost(HostChunk* chunk);
-  /// Makes a host chunk ahead of need and puts it among the free ones. Of each order `keep` free
-  /// ones are wanted: where the limit is reached, only what is free beyond that goes for it. False:
+  /// Makes a host chunk ahead of need and puts it among the free ones. `keep` free ones are wanted
+  /// of each order: if the limit is reached, only what is free beyond that goes for it. False:
   /// limit reached or refused.
   bool makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock);
 
@@ -121,7 +121,7 @@ class ChunkStore {
   uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
   uint64_t vramInUse() const { return vram_made_ - vram_free_; }
   uint64_t hostInUse() const { return host_made_ - host_free_; }
-  /// Of all devices of the pool.
+  /// The same of all devices of the pool.
   uint64_t hostInUseOfAll() const;
   uint64_t hostFree() const { return host_free_; }
   uint64_t hostFreeOf(unsigned order) const { return free_host_[order].size(); }
@@ -155,7 +155,7 @@ class ChunkStore {
   /// made, then by free chunks, which go back to the driver. Returns the bytes; what is in use has
   /// to be evicted first.
   uint64_t shrink(uint64_t bytes, Lock& lock);
-  /// Raises it. What the driver withheld is asked for again at once.
+  /// Raises the budget. Memory that the driver withheld is asked for again at once.
   void grow(uint64_t bytes);
   /// Chunks that count as released and that the driver has not got yet.
   bool releasing() const { return destroying_ > 0 || !doomed_vram_.empty(); }
@@ -164,7 +164,7 @@ class ChunkStore {
   /// Maps a chunk at a global address for the device, its peers and `sharers`. Without the mutex.
   CUresult mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle,
                  bool read_only = false, std::span<const CUdevice> sharers = {}) const;
-  /// What is mapped there may be read only, or written again, by all of these. Without the mutex.
+  /// Makes what is mapped there read-only, or writable again, for all of these. Without the mutex.
   CUresult protectAt(uint64_t address, uint64_t bytes, bool read_only,
                      std::span<const CUdevice> sharers = {}) const;
   CUresult unmapAt(uint64_t address, uint64_t bytes) const {
@@ -212,8 +212,8 @@ class ChunkStore {
   std::array<std::vector<VramChunk*>, kOrders> free_vram_;
   std::list<KeptChunk> kept_;  // free as well; the first was kept first
   std::array<std::vector<HostChunk*>, kOrders> free_host_;
-  // Of host chunks that the driver has made so far: their bytes, how long at least one thread was
-  // in it for them, and when the last one was done.
+  // Host chunks that the driver has made so far: their bytes, how long at least one thread was in
+  // it for them, and when the last one was done.
   uint64_t making_bytes_ = 0, making_ns_ = 0, making_until_ns_ = 0;
   std::array<CUdevice, kMostPeers> peers_{};
   std::atomic<size_t> peer_count_{0};  // entries before it are never written again

@@ -32,7 +32,7 @@ class Devices {
   Engine* first() const { return engines.empty() ? nullptr : engines.front().get(); }
   /// An engine has started.
   void add(std::shared_ptr<Engine> engine);
-  /// An engine goes. Who takes it stops it; who stops the pool may still hold it.
+  /// An engine goes. The caller that takes it stops it; one that stops the pool may still hold it.
   std::shared_ptr<Engine> take(const Engine* engine);
   /// In a forked child, which can't have the mutex.
   void abandonEngines() const noexcept;

@@ -17,7 +17,7 @@ int valueOf(const DriverApi& driver, CUdevice device, CUdevice_attribute attribu
   return driver.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS ? value : 0;
 }
 
-// What a card has written before the CPU heard of it is there for what is launched after that.
+// True if a card's writes are there for what is launched after the CPU has heard of them.
 bool ordersWrites(const DriverApi& driver, CUdevice device) {
   return valueOf(driver, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING) >=
          CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;

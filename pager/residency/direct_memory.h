@@ -45,8 +45,8 @@ class DirectMemory {
   bool makeKnown(const VramChunk& chunk);
   /// As makeKnown(); nothing is told.
   NotKnown tryMakeKnown(const VramChunk& chunk);
-  /// What cards have written into VRAM is there for what is launched from now on. In the device's
-  /// context.
+  /// Makes what cards have written into VRAM visible to what is launched from now on. In the
+  /// device's context.
   CUresult flush() const {
     return flushes_ ? driver_.cuFlushGPUDirectRDMAWrites(
                           CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,

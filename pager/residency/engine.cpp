@@ -78,8 +78,8 @@ bool mayBeInPlace(const Region& region) {
   return region.engine != nullptr && region.engine->chunks().hostMappable();
 }
 
-// It leaves this machine, and others have its room. (That memservers hold it already says nothing:
-// such pages may come and go while all stays full.)
+// True if the extent leaves this machine, and others have its room. (That memservers hold it
+// already says nothing: such pages may come and go while all stays full.)
 static bool leavesHere(ExtentState before, ExtentState state) {
   const bool sent = before == ExtentState::kSending || before == ExtentState::kWriting;
   return (sent && state == ExtentState::kRemote) || state == ExtentState::kAbsent ||
@@ -219,7 +219,7 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
     return false;  // other host memory goes with the context that made it
   life_.pausing = true;
   wake();
-  // What comes from memservers or goes there is between them and host memory, which stays: it ends
+  // Transfers from and to memservers are between them and host memory, which stays: they end
   // meanwhile or later.
   while (!flight_.none() || isCopyingAhead() || !fetching_->mapperIsIdle() ||
          !eviction_->batches().empty()) {
@@ -314,7 +314,7 @@ void Engine::setState(Extent& extent, ExtentState state) {
   if (before == ExtentState::kLost) counts_.held += bytes;
   if (state == ExtentState::kLost) counts_.held -= bytes;
   if (region.away != nullptr) {
-    // What other executors have is not held here. Nor does it lack a host chunk.
+    // An extent that other executors have is not held here. Nor does it lack a host chunk.
     if (before == ExtentState::kAbsent) {
       counts_.held += bytes;
       if (extent.host == nullptr) host_->lacksChunk(extent);
@@ -340,8 +340,8 @@ void Engine::setState(Extent& extent, ExtentState state) {
     isOutside(region, state) ? ++pool_.outside : --pool_.outside;
     pool_.updateSlow();
   }
-  // Who waits for an extent has said so of its region, but for what has waiters of other kinds. To
-  // wake the others each time would cost them the mutex, and whoever moves extents the time.
+  // Waiters for an extent have said so of its region, but for regions with waiters of other kinds.
+  // To wake the others each time would cost them the mutex, and whoever moves extents the time.
   const bool awaited = region.wanted > 0 || region.dead || region.by_pieces ||
                        region.shared() != nullptr || region.kind != RegionKind::kAllocation;
   if (awaited && (extent.mapped() || !moving(state))) pool_.changed.notify_all();
@@ -368,7 +368,7 @@ CUevent Engine::takeEvent(Lock& lock) {
   return event;
 }
 
-/// Whether an event of ours has come; a lost context ends everything.
+/// True if an event of the engine's has come; a lost context ends everything.
 bool Engine::reached(CUevent event, Lock& lock) {
   const CUresult result =
       outside(TraceStep::kPoll, nullptr, lock, [&] { return pool_.driver.cuEventQuery(event); });
@@ -393,9 +393,9 @@ void Engine::lost(CUresult result) {
                  device_, static_cast<int>(result));
 }
 
-/// What those who wait wait for while the engine's thread sleeps.
 bool Engine::isCopyingAhead() const { return arenas_->isCopying(); }
 
+/// The limit that launches wait for while the engine's thread sleeps.
 Limit Engine::sleepsFor() const {
   if (!fetching_->mapperIsIdle()) return Limit::kMapping;
   if (!pool_.lower.under_way.empty()) return Limit::kMemservers;
@@ -432,7 +432,7 @@ void Engine::lookAtGpu(Lock& lock) {
   const bool idle = pool_.streams.quiet(look_.number);
   if (!idle && since < kLookMostNs) return;
   look_.number = 0;
-  // Whether it was idle at the mark or came to it since is not known any more.
+  // Nobody knows any more if the GPU was idle at the mark already, or only since.
   if (idle && since > kLookLateNs) return;
   DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
   add(why.looks);
@@ -446,13 +446,13 @@ void Engine::lookAtGpu(Lock& lock) {
   add(isAt(why, idle), span - pages);
 }
 
-/// What the GPU is at, as a counter.
+/// The counter of what the GPU is at.
 status::Counter& Engine::isAt(DeviceWhy& why, bool idle) const {
   if (!idle) return why.busy_ns;
   if (!wants_.empty() || leaving_->any()) return why.idle_pages_ns;
   // An executor of a unified view: operations run elsewhere, or are on their way here.
   if (pool_.away != nullptr) return why.idle_hop_ns;
-  // Its own copies are no launches of the program.
+  // The engine's own copies are no launches of the program.
   if (!flight_.none()) return why.idle_other_ns;
   return why.idle_host_ns;
 }

@@ -56,8 +56,8 @@ bool Eviction::allIsFull() const {
   return hasNoPlace() && pool_.lower.tier != nullptr && nowNs() < pool_.lower.retry_ns;
 }
 
-// Another batch may set out. What the CPU waits for does not count: it waits for the launches that
-// reach it, however long these last, and others are not to wait for that.
+// Another batch may set out. Batches that are given away do not count: they wait for the launches
+// that reach them, however long these last, and other batches are not to wait for that.
 bool Eviction::mayBegin() const {
   return !engine_.life_.broken &&
          static_cast<size_t>(std::count_if(batches_.begin(), batches_.end(), [](const auto& batch) {
@@ -75,8 +75,8 @@ bool Eviction::inPass(const Extent& victim) const {
 bool Eviction::begin(std::unique_ptr<Batch> batch) {
   if (batch->isEmpty()) return false;
   batch->settles_floor = pool_.reach.floor.pending ? pool_.reach.floor.epoch : 0;
-  // Who reaches memory that other agents have in turns has been recorded under the mutex since
-  // there is any (SharedRegion::users). A launch in its driver call may wait there for a host
+  // Launches that reach memory which other agents have in turns have been recorded under the mutex
+  // since there is any (SharedRegion::users). A launch in its driver call may wait there for a host
   // function that waits for the batch.
   if (batch->isGivenAway() && !pool_.reach.floor.pending)
     batch->stage = Batch::Stage::kDrain;
@@ -137,9 +137,9 @@ void Eviction::cancelBatches() {
   });
 }
 
-// Pointers to victims may lie in memory of other devices, whose kernels follow them here. Their
-// engines scan it once the victims are quiet; if that shows that launches in flight reach a victim
-// after all, it is not quiet any more, and they scan again when it is.
+// Pointers to victims may lie in memory of other devices, whose kernels follow them here. The
+// engines of those devices scan it once the victims are quiet; if that shows that launches in
+// flight reach a victim after all, it is not quiet any more, and they scan again when it is.
 bool Eviction::othersHaveScanned(Batch& batch, uint64_t stamp) {
   if (batch.victims.empty() || pool_.devices.engines.size() == 1) return true;
   if (batch.others_stamp != stamp || batch.others.empty()) {
@@ -154,7 +154,7 @@ bool Eviction::othersHaveScanned(Batch& batch, uint64_t stamp) {
     }
   }
   return std::all_of(batch.others.begin(), batch.others.end(), [this](const auto& awaited) {
-    // It may be gone by now.
+    // The engine may be gone by now.
     const bool there =
         std::any_of(pool_.devices.engines.begin(), pool_.devices.engines.end(),
                     [&](const auto& engine) { return engine.get() == awaited.first; });
@@ -175,7 +175,7 @@ uint64_t Eviction::stampToAwait(const Batch& batch) const {
   return stamp;
 }
 
-// Whether those before the batch's pass are over; `stamp`: stampToAwait().
+// True if the launches before the batch's pass are over; `stamp`: stampToAwait().
 bool Eviction::isQuiet(const Batch& batch, uint64_t stamp) const {
   if (batch.isGivenAway()) {
     const std::vector<StreamPoint>& users = batch.scan.parts_of->shared()->users;
@@ -205,7 +205,7 @@ bool Eviction::advanceBatches(Lock& lock) {
   for (size_t b = 0; b < batches_.size(); ++b) {
     Batch& batch = *batches_[b];
     if (batch.stage != Batch::Stage::kPass) {
-      // What a launch took back needs no more waiting for.
+      // Extents that a launch took back are waited for no more.
       std::erase_if(batch.victims, [](const Extent* extent) {
         return extent == nullptr || extent->state != ExtentState::kRetiring;
       });
@@ -252,8 +252,8 @@ bool Eviction::advanceBatches(Lock& lock) {
 }
 
 // Per-thread default streams whose threads left launches unmarked: only a synchronisation of their
-// context tells. It can last as long as their kernels, so a thread of its own makes it. While
-// something captures none may be made.
+// context tells. The synchronisation can last as long as their kernels, so a thread of its own
+// makes it. While something captures none may be made.
 void Eviction::drainContexts() {
   if (pool_.streams.capturing() || draining_->load() || nowNs() < next_drain_ns_) return;
   auto contexts = pool_.streams.contextsToDrain();
@@ -300,8 +300,8 @@ bool Eviction::startPass(Batch& batch, Lock& lock) {
   return true;
 }
 
-// What something has come to name stays this time, also where a later pass has begun, which waited
-// for none of the launches that did not know; launches from now on know.
+// Victims that something has come to name stay this time, also if a later pass has begun, which
+// waited for none of the launches that did not know; launches from now on know.
 void Eviction::spare(const std::vector<uint64_t>& news) {
   if (news.empty()) return;
   const uint32_t mark = engine_.scanner_.markReachedBy(news);
@@ -326,7 +326,7 @@ void Eviction::finishPass(Batch& batch, Lock& lock) {
   for (size_t v = 0; v < batch.victims.size() && !batch.remaps; ++v) {
     Extent* extent = batch.victims[v];
     if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;
-    // Of an arena that moves by pieces it is not known which of them a new pointer names.
+    // Nobody knows which piece a new pointer names in an arena that moves by pieces.
     if (found.any && !engine_.life_.broken && extent->region->by_pieces &&
         !pool_.streams.quiet(extent->region->stampOf(*extent))) {
       cancelRetiring(*extent);

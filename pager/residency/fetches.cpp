@@ -62,7 +62,7 @@ CUresult Fetching::mapNew(Region& region, Lock& lock) {
   return CUDA_SUCCESS;
 }
 
-/// What is being exported comes back into chunks of its own.
+/// Memory that is being exported comes back into chunks of its own.
 VramChunk* Fetching::takeVram(const Extent& extent, Lock& lock) {
   const TracedStep traced = engine_.step(TraceStep::kTake, &extent);
   const Region& region = *extent.region;
@@ -98,7 +98,7 @@ bool Fetching::startFetch(Extent& extent, Engine::Fetch why, Lock& lock) {
       nowNs() < engine_.pauses_.refused_until_ns)
     return false;
   engine_.setState(extent, ExtentState::kFetching);
-  // What it left behind when the CPU got it, and the CPU has only read it.
+  // The chunk that the page left behind when the CPU got the page, if the CPU has only read it.
   ManagedRegion* const managed = extent.region->managed.get();
   VramChunk* chunk = managed != nullptr ? chunks_.takeKept(managed->pageOf(extent).copy) : nullptr;
   const bool kept = chunk != nullptr;
@@ -270,16 +270,16 @@ void Fetching::mapArrivals(Lock& lock) {
   if (engine_.life_.idle || engine_.life_.pausing) engine_.wake();
 }
 
-// Neighbours are mapped one by one and given to the device together. That takes as long for small
-// ones as for one of them. False: nothing is mapped.
+// Neighbours are mapped one by one and given to the device together. The device takes small ones
+// together in the time of one. False: nothing is mapped.
 bool Fetching::mapTogether(std::span<Extent* const> extents, Lock& lock) {
   if (engine_.life_.broken) return false;
   const DriverApi& driver = pool_.driver;
   const Extent& first = *extents.front();
   const Extent& last = *extents.back();
   const uint64_t bytes = last.address + last.bytes() - first.address;
-  // As of now it holds for all of them. Who changes it for one meanwhile waits until that one is
-  // mapped, and changes it then.
+  // The value as of now holds for all of them. A thread that changes it for one extent meanwhile
+  // waits until that one is mapped, and changes it then.
   const bool read_only = first.read_only;
   const CUresult result = engine_.outside(TraceStep::kMap, &first, lock, [&] {
     size_t mapped = 0;
@@ -311,7 +311,7 @@ void Fetching::arrivedMapped(Extent& extent, Lock& lock) {
   arrived(extent, usable);
 }
 
-// What was fetched is used from its chunk from now on, or is parked as before.
+// A fetched extent is used from its chunk from now on, or is parked as before.
 void Fetching::arrived(Extent& extent, bool usable) {
   if (usable) {
     if (ManagedRegion* const managed = extent.region->managed.get(); managed != nullptr) {
@@ -335,7 +335,7 @@ void Fetching::parkAgain(Extent& extent) {
   engine_.setState(extent, extent.host != nullptr ? ExtentState::kParked : ExtentState::kRemote);
 }
 
-// What came is hashed where that was asked for. False: it is not what it should be.
+// Bytes that came are hashed if that was asked for. False: they are not what they should be.
 bool Fetching::isAsExpected(const Engine::Copy& copy) {
   Extent& extent = *copy.extent;
   bool good = !copy.unchecked || engine_.life_.broken;

@@ -31,7 +31,7 @@ void GivingAway::noChunkToLeave(Extent& extent) {
     std::rotate(at, std::next(at), all.end());
 }
 
-// What never had bytes is as good as any.
+// Any bytes are good for an extent that never had any.
 bool GivingAway::parkEmpty(Extent& extent, Lock& lock) {
   engine_.setState(extent, ExtentState::kMoving);
   const bool placed = engine_.host_->takeHost(extent, lock);
@@ -65,8 +65,8 @@ void GivingAway::keep(Extent& extent) {
 // One step for each extent that is to leave. True: progress.
 bool GivingAway::step(Lock& lock) {
   if (leaving_.empty() || nowNs() < pause_until_ns_) return false;
-  // Where it is leaving already. What waits for all launches as any victim is taken out of there:
-  // one of those may wait for the CPU.
+  // True if the extent is leaving already. A victim whose batch waits for all launches is taken out
+  // of it: one of the launches may wait for the CPU.
   const auto inBatch = [this](const Extent* extent) {
     for (const auto& batch : engine_.eviction_->batches()) {
       const auto found = std::find(batch->victims.begin(), batch->victims.end(), extent);
@@ -85,7 +85,7 @@ bool GivingAway::step(Lock& lock) {
     return nullptr;
   };
   const bool may_begin = !engine_.life_.broken;
-  // Of one region: what leads to its pages from its other pages need not be looked for.
+  // The batch is of one region: pointers to its pages from its other pages need not be looked for.
   auto batch = std::make_unique<Batch>();
   for (size_t i = 0; i < leaving_.size(); ++i) {
     Extent& extent = *leaving_[i];
@@ -159,8 +159,8 @@ void GivingAway::abandonBytes(Extent& extent) {
   engine_.setState(extent, ExtentState::kParked);
 }
 
-// Nothing uses the victims any more, and only pages of their own region may lead to them. Whoever
-// reaches the region has to have them back first, and what the CPU may have written is scanned
+// Nothing uses the victims any more, and only pages of their own region may lead to them. A launch
+// that reaches the region has to have them back first, and what the CPU may have written is scanned
 // then. So nothing is looked at now, and nothing hashed: a copy takes no longer.
 void GivingAway::leaveUnseen(Batch& batch, Lock& lock) {
   for (Extent*& victim : batch.victims) {
@@ -210,7 +210,7 @@ bool GivingAway::isUnwritten(const Extent& extent) const {
                            pool_.reach.floor.number, pool_.reach.floor.found}) < *came;
 }
 
-// Its host chunk has the extent's bytes from now on, and its VRAM is free. The CPU may only read
+// The extent's host chunk has its bytes from now on, and its VRAM is free. The CPU may only read
 // what it gets: then the page comes back as it left.
 void GivingAway::leaveVram(Extent& extent) {
   ManagedRegion* const managed = extent.region->managed.get();

@@ -53,7 +53,7 @@ void HostCopies::giveHost(Extent& extent) {
   ManagedRegion* const managed =
       extent.region != nullptr ? extent.region->managed.get() : nullptr;  // else a handle's
   if (managed != nullptr) {
-    // Its frame stays where it is; only a chunk that was mapped in place goes back.
+    // The page's frame stays where it is; only a chunk that was mapped in place goes back.
     extent.host_valid = extent.hash_valid = false;
     if (managed->isPlace(extent.host)) return;
     chunks_.giveHost(extent.host);
@@ -82,7 +82,7 @@ HostChunk* HostCopies::takeHostChunk(unsigned order, uint64_t beyond, Lock& lock
     chunk = chunks_.takeHost(order, lock, beyond);
   }
   if (chunk != nullptr) return chunk;
-  // What is parked goes to memservers for it, where there are any.
+  // Parked extents go to memservers to make room, if there are any.
   short_bytes_ = std::max(short_bytes_, bytes);
   for (const auto& other : pool_.devices.engines)
     if (other.get() != &engine_) other->recall();
@@ -94,10 +94,10 @@ void HostCopies::giveChunkOfOthers(HostChunk* chunk) {
   ++pool_.devices.host.given;
 }
 
-// What executors of a unified view give each other is in host memory on its way. Where each had
-// none left for what the other one gives, both would wait for ever. So what is on its way may
-// exceed the limit: by so much what comes, by twice as much what goes, which makes room here when
-// it has gone.
+// Pages that executors of a unified view give each other are in host memory on their way. If each
+// had no room left for what the other one gives, both would wait for ever. So pages on their way
+// may exceed the limit: by so much what comes, by twice as much what goes, which makes room here
+// when it has gone.
 // Free chunks beyond the limit go back to the system (giveHostSurplus).
 uint64_t HostCopies::transitBytes() const {
   return pool_.away == nullptr ? 0 : std::max(chunks_.hostLimit() / kTransitShare, kLeastTransit);
@@ -165,7 +165,7 @@ uint64_t HostCopies::imagesWanted(unsigned order) const {
 }
 
 // The host tier's limit was lowered: what is free goes back to the system, and copies of what is in
-// VRAM go with it. What is parked has its place: the limit is not below it.
+// VRAM go with it. Parked extents have their place: the limit is not below them.
 bool HostCopies::giveHostSurplus(Lock& lock) {
   const uint64_t surplus = chunks_.hostSurplus();
   if (surplus == 0 || engine_.life_.broken) return false;

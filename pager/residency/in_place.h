@@ -1,7 +1,7 @@
-// Whether memory may be used in place: mapped for the GPU where it is in host RAM, instead of being
-// fetched to VRAM. That is a property of the extent. All extents of a region share the property;
-// two regions may differ, since the device of one can map host RAM and the device of the other
-// can't.
+// Tells if memory may be used in place: mapped for the GPU where it is in host RAM, instead of
+// being fetched to VRAM. Use in place is a property of the extent. All extents of a region share
+// the property; two regions may differ, since the device of one can map host RAM and the device of
+// the other can't.
 #pragma once
 
 #include "pager/space/region.h"

@@ -1,4 +1,4 @@
-// What a pool has room for, and what the program is told of it.
+// The room that a pool has, and what the program is told of it.
 #include <algorithm>
 #include <utility>
 
@@ -53,7 +53,8 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   PoolState& state = *state_;
   if (state.forked.load()) return {};
   Lock lock(state.mutex);
-  // What streams have come to is free. Who has no context can't ask the driver about that.
+  // Memory whose frees streams have come to is free. A caller without a context can't ask the
+  // driver about that.
   while (context != nullptr && reapDeferred(state, 0, lock)) {
   }
   if (const Engine* engine = state.devices.engineOf(device); engine != nullptr)

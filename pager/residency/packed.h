@@ -43,9 +43,9 @@ class PackedImages {
   /// A chunk of VRAM that is free now: true, it is kept as a slot. `room` says how many bytes slots
   /// may have.
   bool keep(VramChunk& chunk, uint64_t room);
-  /// Of the extent's bytes, which are those with this hash, there is no image, and it is not known
-  /// that they do not pack. `spare`: bytes of host memory that images may still take. A chunk is
-  /// claimed where there is one: start() is to follow, or drop().
+  /// True if the extent's bytes, which are those with its hash, have no image, and are not known
+  /// not to pack. `spare`: bytes of host memory that images may still take. A chunk is claimed
+  /// where there is one: start() is to follow, or drop().
   bool claim(const Extent& extent, uint64_t spare);
   /// Has the GPU pack what lies in the extent's VRAM and records `event` behind it, in a stream of
   /// its own. `queued`: some of it is on its way, also after a failure. Without the mutex, which
@@ -54,11 +54,12 @@ class PackedImages {
   /// The GPU has done so, or failed to.
   void finish(const Extent& extent);
 
-  /// Where the extent's image is, or is being made.
+  /// The chunk in which the extent's image is, or is being made.
   const HostChunk& imageOf(const Extent& extent) const { return *images_.at(&extent).chunk; }
-  /// Whether the extent can be fetched by its image now.
+  /// True if the extent can be fetched by its image now.
   bool isReady(const Extent& extent) const;
-  /// Whether what was unpacked from its image was ever compared, and that it was: equal or not.
+  /// True if what was unpacked from its image was ever compared; checked() tells that it was: equal
+  /// or not.
   bool isChecked(const Extent& extent) const { return images_.at(&extent).checked; }
   void checked(const Extent& extent, bool equal);
   /// The bytes that cross the bus for it.
@@ -68,8 +69,8 @@ class PackedImages {
   /// start(). Without the mutex.
   CUresult fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event,
                  bool& queued);
-  /// What is being packed or fetched is waited for no more: the image's chunk is the caller's, who
-  /// gives it back once the GPU is done with it.
+  /// An image being packed or fetched is waited for no more: its chunk is the caller's, who gives
+  /// it back once the GPU is done with it.
   HostChunk* release(const Extent& extent);
   /// The GPU did not come to unpacking for a long time: for a while nothing is fetched that way.
   /// Until then isReady() is false.
@@ -90,7 +91,7 @@ class PackedImages {
   void releaseAll();
 
   uint64_t hostBytes() const { return host_bytes_; }
-  /// Of the slots that there may be, and of which order they are; negative: there may be none.
+  /// Bytes of the slots that there may be, and the slots' order; negative: there may be none.
   uint64_t mostSlotBytes() const {
     return slotOrder() < 0 ? 0 : kSlots * (kPageBytes << slotOrder());
   }

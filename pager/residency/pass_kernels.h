@@ -2,8 +2,8 @@
 // they run in, and the buffers that they read and write (kernels/hash_and_scan.h says what they
 // do).
 //
-// Locks: scratch buffers and slots are taken and given back under PoolState::mutex. Whatever
-// launches something is called without it, since a driver call may wait.
+// Locks: scratch buffers and slots are taken and given back under PoolState::mutex. Members that
+// launch something are called without it, since a driver call may wait.
 #pragma once
 
 #include <cuda.h>
@@ -66,7 +66,7 @@ class PassKernels {
   /// Behind `copied`, which is recorded again behind the kernel. False: the driver refused; the
   /// kernel may have been launched, and the slot is not to be used again.
   bool launchHash(const Extent& extent, CUevent copied, int slot) const;
-  /// What the kernel of a slot found. The slot is free again.
+  /// Takes what the kernel of a slot found. The slot is free again.
   ContentHash takeHash(const Extent& extent, int slot);
 
  private:

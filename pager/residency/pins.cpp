@@ -50,7 +50,8 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
       if (extent->state != ExtentState::kVram) return false;
     return true;
   };
-  // What other agents have of it is claimed until it is there. From then on the pin holds it.
+  // Extents that other agents have are claimed until they are there. From then on the pin holds
+  // them.
   Claim claim(state);
   const base::HeldSignals held;  // as Access waits for what it claims
   // In place is no help here: who uses the address does not come by again.

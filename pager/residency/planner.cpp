@@ -14,7 +14,7 @@ void Planner::looked(uint64_t touches, size_t units) {
   next_plan_ = touches + std::max<size_t>(64, units / 4);
 }
 
-// What is new in a round that is otherwise the same is small: it stays. Another round is believed
+// A new unit in a round that is otherwise the same stays if it is small. Another round is believed
 // when it has been seen for a while: while the cursor is found anew, what it foretells is short.
 bool Planner::isNews(const std::vector<UnitRef>& round, uint64_t total, uint64_t room) {
   if (planned_round_ == 0) return true;

@@ -1,4 +1,5 @@
-// Which allocations stay in VRAM and which stream through it, once the learned order knows a round.
+// Plans which allocations stay in VRAM and which stream through it, once the learned order knows a
+// round.
 //
 // Any set that stays gives the same number of bytes a round; an evenly spread one lets copies and
 // kernels overlap all the time, where the set that plain farthest-next-use ends up with (one
@@ -26,7 +27,7 @@ class Planner {
   bool isDue(uint64_t touches) const { return touches >= next_plan_; }
   /// A round of so many units has been looked at: the next look comes later.
   void looked(uint64_t touches, size_t units);
-  /// What was planned holds no more.
+  /// The plan holds no more.
   void forget() { planned_round_ = next_plan_ = 0; }
   /// Plans a round of `total` pages with room for `room` of them to stay. Returns the pages that
   /// stay; nullopt: nothing is decided anew.

@@ -31,7 +31,7 @@ uint64_t Pool::relieve(CUdevice device, uint64_t bytes) {
   engine->fetching().expectNot(UINT64_MAX);  // no chunk takes what the driver is to have
   bool there = true;
   uint64_t left = relief->bytes + engine->chunks().vramMade();
-  // What is given counts when the driver has got it: a pass that reads chunks puts that off.
+  // Memory that is given counts when the driver has got it: a pass that reads chunks puts that off.
   while (there && (relief->bytes > 0 || engine->chunks().releasing()) && !engine->broken() &&
          !state.stopped && nowNs() < until) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));

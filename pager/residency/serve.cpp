@@ -14,8 +14,8 @@
 namespace olpager::pager {
 
 namespace {
-// Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for
-// this launch.
+// The patience of a launch for which in place is no way out: it may wait for a kernel of minutes,
+// or for one that waits for this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
 constexpr uint64_t kDirectPatience = 10;  // Waits::chunk_ns
 constexpr uint64_t kScanPatienceNs = 5 * kPatienceNs;
@@ -23,7 +23,7 @@ constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
 constexpr uint64_t kLongestOwedPatienceNs = 5'000'000'000;
 }  // namespace
 
-/// What a round has found and done for one want.
+/// A round's results for one want.
 struct Engine::Serving {
   WantTimes times;
   uint64_t missing = 0;  // bytes that found no chunk
@@ -79,7 +79,8 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
       found.in_flight = true;
       break;
     case WantStep::kReceive:
-      // What comes straight to VRAM needs a chunk there, which a victim is about to leave.
+      // An extent that comes straight to VRAM needs a chunk there, which a victim is about to
+      // leave.
       if (direct_ != nullptr && direct_->may(extent) && !chunks_.hasVram(extent.order) &&
           found.times.now_ns - want.since_ns < kDirectPatience * pool_.options.waits.chunk_ns) {
         found.in_flight = true;
@@ -118,8 +119,8 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
   }
 }
 
-// What the host wrote is scanned before the launch follows pointers in it. What is still on its way
-// can't be, and does not make the scan a late one.
+// Extents that the host wrote are scanned before the launch follows pointers in them. Extents still
+// on their way can't be, and do not make the scan a late one.
 void Engine::serveScans(Want& want, Serving& found) {
   const bool roots = want.scan_roots && pool_.reach.unknown_variables.in(context_);
   bool regions = false, here = roots;
@@ -150,7 +151,7 @@ void Engine::serveScans(Want& want, Serving& found) {
 bool Engine::makeRoomFor(Want& want, const Serving& found) {
   const uint64_t now = found.times.now_ns;
   bool progress = false;
-  // Who could go on at once waits longer for what is on its way already.
+  // A launch that could go on at once waits longer for what is on its way already.
   const bool coming_soon =
       want.fetch && (flight_.freesSoon() > 0 || !eviction_->batches().empty() || isCopyingAhead());
   const uint64_t patience = (coming_soon ? 5 : 1) * pool_.options.waits.in_place_ns;
@@ -167,7 +168,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   const bool hopeless = !found.in_flight && flight_.freesSoon() == 0 &&
                         eviction_->batches().empty() && !eviction_->hasNoPlace() &&
                         pool_.lower.under_way.empty();
-  // Who needs VRAM waits for kernels that have it, as long as there are some.
+  // A launch that needs VRAM waits for kernels that have it, as long as there are some.
   const uint64_t longest = want.in_vram && !hopeless ? kRefusedAfterNs : patience;
   if (!want.in_place &&
       (life_.broken || (hopeless && !want.in_vram) || now - want.since_ns > longest)) {
@@ -252,8 +253,8 @@ bool Engine::serveWants(Lock& lock) {
   for (size_t w = 0; w < wants_.size(); ++w) {
     Want* const want = wants_.at(w);
     wants_.serving = w;
-    // Where memory can't be used in place, launches that fit only one at a time must not hold half
-    // of VRAM each: the oldest gets what it needs first, from the others if need be.
+    // If memory can't be used in place, launches that fit only one at a time must not hold half of
+    // VRAM each: the oldest gets what it needs first, from the others if need be.
     const auto needsVram = [this, want] {
       if (want->extents.empty()) return !chunks_.hostMappable();  // it waits for scans alone
       return std::any_of(want->extents.begin(), want->extents.end(),

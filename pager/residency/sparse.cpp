@@ -67,7 +67,8 @@ void TimedLaunch::begin(const DriverApi& driver, const StreamKey& stream) {
 
 void TimedLaunch::finish(const DriverApi& driver, CUstream stream) {
   recorded = recorded && driver.cuEventRecord(end, stream) == CUDA_SUCCESS;
-  // Of another context of the device than the last launch: the next one gets events of its own.
+  // The launch was of another context of the device than the events: the next one gets events of
+  // its own.
   if (!recorded) dropEvents(driver);
   state.store(State::kDone, std::memory_order_release);
 }

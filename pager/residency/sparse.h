@@ -1,6 +1,6 @@
 // Memory of which a launch touches little (an embedding table: some rows of gigabytes) is better
-// read in place, over the link, than fetched. Which memory that is, is learned by time: launches
-// that name a large region are timed on the GPU.
+// read in place, over the link, than fetched. The pager learns by time which memory that is:
+// launches that name a large region are timed on the GPU.
 //
 //   kUnknown   timed: a launch that is over in half the time that VRAM (the link, for a region that
 //              happens to be in place) needs to move the region once did not use it all. Several in
@@ -10,8 +10,8 @@
 //   kDense     fetched, as everything else; no longer timed. So is what the learned order calls
 //              hot: launches may have written it, and each pass looks through it for pointers.
 //
-// Whether in place or in VRAM is a matter of speed only (docs/internals/architecture.md, The rule),
-// so a wrong verdict is never wrong data.
+// In place or in VRAM is a matter of speed only (docs/internals/architecture.md, The rule), so a
+// wrong verdict is never wrong data.
 #pragma once
 
 #include <cuda.h>
@@ -39,7 +39,7 @@ inline constexpr uint16_t kTimedUses = 64;
 bool judge(DensityRecord& record, uint64_t bytes, uint64_t ns, bool in_place,
            uint64_t vram_bytes_per_second);
 
-/// What the device reads of its own memory at most, from its attributes.
+/// Bytes per second that the device reads of its own memory at most, from its attributes.
 uint64_t vramBandwidth(const DriverApi& driver, CUdevice device);
 
 /// A launch between two events. Each entry is owned by whoever moved it out of its state: kFree ->

@@ -26,8 +26,8 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   state.devices.starting.reserve(state.devices.starting.size() + 1);
   state.devices.engines.reserve(state.devices.engines.size() + state.devices.starting.size() + 1);
   state.devices.starting.push_back(device);
-  // Its end takes the mutex: it must not go while that is held, so whatever may throw is inside,
-  // and what follows does not.
+  // The engine's end takes the mutex: the engine must not go while that is held, so whatever may
+  // throw is inside, and what follows does not.
   std::shared_ptr<Engine> engine;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   try {
@@ -77,8 +77,8 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
       engine.reset();
       lock.lock();
     }
-    // A context that is gone is the caller's matter. It is asked for again with each call: the next
-    // one may be another.
+    // A context that is gone is the caller's matter. The context is asked for again with each call:
+    // the next one may be another.
     const bool gone =
         result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (!state.devices.refused.contains(device) && !gone)

@@ -1,6 +1,6 @@
-// Which parts of an arena lie in VRAM and which are used in place, under reach = traced: an arena
-// is reached whole by each launch that names an address in it, so that none of its mappings changes
-// while such a launch is in flight.
+// Chooses which parts of an arena lie in VRAM and which are used in place, under reach = traced:
+// each launch that names an address in an arena reaches all of it, so that none of its mappings
+// changes while such a launch is in flight.
 //
 // When launches have named an arena for a while, the parts in place that are named most are
 // exchanged for the parts in VRAM that are named least, one batch at a time:
@@ -70,7 +70,7 @@ bool ArenaStreaming::swapArenas() {
     pool_.changed.notify_all();
     return true;
   }
-  // What launches wait for stays as it is.
+  // Extents that launches wait for stay as they are.
   if (asked_.empty() || engine_.life_.broken || !engine_.wants_.empty() ||
       !engine_.debts_.reliefs.empty() || engine_.debts_.surplus > 0 ||
       engine_.wants_.short_bytes > 0 || engine_.eviction_->batches().size() >= PassKernels::kPasses)
@@ -94,7 +94,7 @@ bool ArenaStreaming::beginSwap(Region& region) {
   std::vector<Part> hot, cold;
   for (auto& extent : region.extents) {
     if (extent->state != ExtentState::kInPlace && extent->state != ExtentState::kVram) continue;
-    // What the program fills by copies comes when a launch names it.
+    // A part that the program fills by copies comes when a launch names it.
     if (region.isStreamed() &&
         region.arena->isFilled(extent->address, extent->address + extent->bytes()))
       continue;

@@ -1,5 +1,5 @@
-// Who leaves VRAM first: what is used farthest in the future (Belady 1966), as far as the learned
-// order tells, else by recency.
+// The order in which extents leave VRAM: first what is used farthest in the future (Belady 1966),
+// as far as the learned order tells, else by recency.
 //
 // Thread-safety: none; under PoolState::mutex. Nothing here fails.
 #pragma once
@@ -31,8 +31,8 @@ struct VictimScore {
 /// `age`: launches since its last use. `nearer_than`: touches to the use of what it makes room for.
 VictimScore scoreOf(predict::Predictor& predictor, const UnitRef& unit, uint64_t age,
                     uint64_t nearer_than);
-/// Of an extent of an arena whose pieces the learned order knows: one that several pieces share
-/// goes when the last of them can.
+/// The score of an extent of an arena whose pieces the learned order knows: one that several pieces
+/// share goes when the last of them can.
 VictimScore scoreOfPart(predict::Predictor& predictor, const Extent& extent, uint64_t age,
                         uint64_t nearer_than);
 /// Touches until any piece is used that the extent shares in; UINT64_MAX: nobody knows.

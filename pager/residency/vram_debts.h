@@ -1,4 +1,4 @@
-// What a device's VRAM owes to others than launches: the driver, which is out of memory, and a
+// Debts of a device's VRAM to others than launches: to the driver, which is out of memory, and to a
 // budget that was lowered. Under PoolState::mutex.
 #pragma once
 

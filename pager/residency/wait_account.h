@@ -1,5 +1,5 @@
-// Where the time goes while launches wait: the engine's account of each moment in which at least
-// one launch or copy waits at it, for `olpagestat --why` (pager/counters/why_counters.h).
+// Tells where the time goes while launches wait: the engine's account of each moment in which at
+// least one launch or copy waits at it, for `olpagestat --why` (pager/counters/why_counters.h).
 //
 // The engine's thread closes a stretch of time wherever what it does changes: at each turn of its
 // loop, before and after its calls of the driver, before and after it sleeps. A stretch belongs to

@@ -10,10 +10,10 @@ namespace {
 
 constexpr uint64_t kPassPatienceNs = 5'000'000'000;
 
-// Of an arena that is streamed a launch needs all, and brings what it names.
+// A launch needs all of an arena that is streamed, and brings what it names.
 bool isNamed(const Extent& extent) { return !extent.region->isStreamed() || extent.wanted > 0; }
 
-// Of an extent that is on its way out of VRAM, or out of its place in host memory.
+// The step for an extent that is on its way out of VRAM, or out of its place in host memory.
 WantStep stepForRetiring(const Want& want, const Extent& extent, const WantTimes& times,
                          bool in_pass) {
   const Region& region = *extent.region;
@@ -25,7 +25,7 @@ WantStep stepForRetiring(const Want& want, const Extent& extent, const WantTimes
   // ever keep in place what there is room for: they wait, a bounded time.
   const bool owed = in_vram && times.vram_owed;
   const bool promoted = !in_vram && times.now_ns >= times.promoted_from_ns;
-  // What is better read in place gives up its VRAM, also where each launch names it.
+  // A region that is better read in place gives up its VRAM, also where each launch names it.
   const bool gives_up = in_vram && region.isSparse();
   const bool waits =
       owed || gives_up || (promoted && !want.in_place && times.vram_available >= extent.bytes());

@@ -57,20 +57,20 @@ class Wants {
   bool empty() const { return list_.empty(); }
   size_t size() const { return list_.size(); }
   Want* at(size_t index) const { return list_[index]; }
-  /// It is still the one there: the list changes while the mutex is released.
+  /// True if `want` is still at `index`: the list changes while the mutex is released.
   bool has(size_t index, const Want* want) const {
     return index < list_.size() && list_[index] == want;
   }
-  /// Whether a launch that waits needs the region: no victim. Where it can't be used in place,
+  /// True if a launch that waits needs the region: no victim. If it can't be used in place,
   /// launches may fit only one at a time: then the one that is served takes from younger ones,
   /// never from itself or from an older one, which may have all it needs and not have noticed yet.
   bool hold(const Region& region) const;
   bool hold(const Extent& extent) const;
-  /// Whether a launch that has waited longer than the one at `index` needs the extent: it stays in
+  /// True if a launch that has waited longer than the one at `index` needs the extent: it stays in
   /// place for that launch.
   bool isForOlder(size_t index, const Extent& extent) const;
 
-  /// What this one and older ones need is no victim, where it can't be used in place.
+  /// Extents that this want and older ones need are no victims, if they can't be used in place.
   size_t serving = SIZE_MAX;
   /// Bytes that they wait for and that found no chunk yet.
   uint64_t short_bytes = 0;
@@ -87,7 +87,7 @@ struct Patience {
 
 inline constexpr uint64_t kPatienceNs = 200'000'000;  // with what leaves, and with scans
 
-/// What the engine knows when it looks at a want's extent.
+/// The engine's knowledge when it looks at a want's extent.
 struct WantTimes {
   uint64_t now_ns = 0;
   bool vram_owed = false;         // VRAM is owed to others (VramDebts)
@@ -96,7 +96,7 @@ struct WantTimes {
   uint64_t vram_available = 0;    // bytes
 };
 
-/// What is to be done about one extent that a launch waits for.
+/// The step to take for one extent that a launch waits for.
 enum class WantStep : uint8_t {
   kReady,         // nothing: the launch can use it as it is
   kWait,          // nothing: it is on its way

@@ -1,7 +1,7 @@
-// What is at other agents, to a pager: extents that a directory (coherence/directory) moves between
-// this pager's GPU, other GPUs, and the program's CPU. Elsewhere owns this pager's Agent, steps it,
-// and has the pager (Residence) carry out what the steps ask for. The same for a GPU and for the
-// CPU, for messages that are calls (directory::Exchange) and for messages that are records.
+// A pager's view of what is at other agents: extents that a directory (coherence/directory) moves
+// between this pager's GPU, other GPUs, and the program's CPU. Elsewhere owns this pager's Agent,
+// steps it, and has the pager (Residence) carry out what the steps ask for. The same for a GPU and
+// for the CPU, for messages that are calls (directory::Exchange) and for messages that are records.
 //
 // The words:
 //
@@ -10,9 +10,9 @@
 //   yield     the extent is unmapped; the frame stays as it is, another agent reads it
 //   release   the frame is the pager's again
 //
-// What an extent is to the pager:
+// An extent's states to the pager:
 //
-//   kAbsent   it has no frame here: no chunk, no mapping. Its bytes are at another agent, or
+//   kAbsent   it has no frame here: no chunk, no mapping. The bytes are at another agent, or
 //             nowhere yet. A launch that reaches it needs() it; nothing of the engine's (mapNew,
 //             prefetch, eviction, remote tier) looks at it.
 //   claimed   it has a frame, and Elsewhere has claimed it as a mover claims an extent in a
@@ -42,7 +42,7 @@
 //
 //   told      they lack something, or may lose it: copies on extents that are mapped for reading,
 //             launches on the slow path (acquisition.h), CPU faults. need() ... runnable() ...
-//             submit() ... complete(). They have an age.
+//             submit() ... complete(). Told operations have an age.
 //   untold    launches that find Region::blocked zero and all that they reach granted for writing:
 //             they cost what they cost without a directory. Before the agent gives an extent up
 //             that is granted for writing it asks stop(): the pager raises Region::blocked, waits
@@ -69,7 +69,7 @@
 //   Messages go out through Residence::post, under the pager's mutex: an exchange's mutex comes
 //   below it locks.h. Messages come in by receive(), from the pager's own thread, which an
 //   exchange or a link has woken: never from a thread that holds another pager's mutex.
-//   Nothing here waits. Who waits for runnable() waits on the pager's condition.
+//   Nothing here waits. A thread that waits for runnable() waits on the pager's condition.
 #pragma once
 
 #include <deque>
@@ -82,7 +82,7 @@
 
 namespace olpager::pager {
 
-/// What a pager does for its agent. Each is called under the pager's mutex, by whoever carries.
+/// A pager's work for its agent. Each is called under the pager's mutex, by whoever carries.
 template <typename Lock>
 class Residence {
  public:
@@ -106,12 +106,12 @@ class Residence {
 
   /// The operation claims all that it is known to need: submit() it.
   virtual void runnable(directory::Age age) = 0;
-  /// It can't ever: the extent is freed. cancel() it.
+  /// The operation can't ever claim all: the extent is freed. cancel() it.
   virtual void failed(directory::Age age, directory::ExtentId extent) = 0;
 
   virtual void post(const directory::Message& message) = 0;
-  /// What the protocol excludes has happened: a mistake, or a peer that is not ours. The session
-  /// can't go on.
+  /// A step that the protocol excludes has happened: a mistake, or a peer that is not ours. The
+  /// session can't go on.
   virtual void violated(const directory::Action& action) = 0;
 };
 
@@ -133,12 +133,12 @@ class Elsewhere {
   void more(directory::Age age, directory::Need need, Lock& lock) {
     step(lock, [&](auto& out) { agent_.reach(age, need, out); });
   }
-  /// True: it may go, and what it needs stays until complete(). What another thread is about to map
-  /// for it is not there yet: false then as well, and runnable() follows.
+  /// True: it may go, and what it needs stays until complete(). An extent that another thread is
+  /// about to map for it is not there yet: false then as well, and runnable() follows.
   [[nodiscard]] bool submit(directory::Age age) {
     return !told_.contains(age) && agent_.submit(age);
   }
-  /// Whether submit() would be true.
+  /// True if submit() would be.
   [[nodiscard]] bool runnable(directory::Age age) const {
     return !told_.contains(age) && agent_.runnable(age);
   }
@@ -173,7 +173,7 @@ class Elsewhere {
   }
   /// Pages of frames with bytes that were given away (release).
   uint64_t retained() const { return agent_.retained(); }
-  /// Of these so many stay at most.
+  /// Gives up retained pages until so many stay at most.
   void shed(uint64_t keep, Lock& lock) {
     step(lock, [&](auto& out) { agent_.shed(keep, out); });
   }

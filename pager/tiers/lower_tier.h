@@ -1,8 +1,8 @@
 // The tier below host RAM, as the pager is given it (PoolOptions::lower): it holds copies of
 // extents. The pager names no implementation: memserver/tier/ is the one over memservers, disk/ the
 // one over files. A tier knows bytes by the global address at which they live and their number, no
-// extent, no region and no program. It decides where a copy lies, keeps replicas, checks hashes,
-// and follows what is lost or wanted back.
+// extent, no region and no program. The tier decides where a copy lies, keeps replicas, checks
+// hashes, and follows what is lost or wanted back.
 //
 // States of a copy:   none -> kSending -> kHeld -> (kReceiving -> kHeld)* -> none
 //                     kHeld -> kSending again over the same memory; kHeld -> kLost when no replica
@@ -18,7 +18,7 @@
 // tier's from send() or receive() until take() returned its end. Network cards may go on knowing
 // the memory after that, so that the next transfer costs less; letGo() ends that.
 //
-// Memory of a device. Where network cards reach it (whyNotDirect()) and know it (makeKnown()), a
+// Memory of a device. If network cards reach it (whyNotDirect()) and know it (makeKnown()), a
 // transfer may name it as any other; no processor touches it. So the caller gives the hash of what
 // it sends, and checks what it has received: a receive into it ends twice, with kUnchecked first,
 // and for good after checked().
