@@ -659,8 +659,8 @@ def refusals(rig):
     os.chmod(open_key, 0o644)
     expect([open_key], "--listen", "127.0.0.1:0", "--key", open_key)
     expect(["not without a token"], "--listen", "127.0.0.1:0", "--prometheus", "0.0.0.0:0")
-    bad = rig.path("bad.toml", "memory = \"64MiB\"\nslabs = 3\n")
-    expect([bad + ":2", "unknown key 'slabs'", "the nearest first: slab, "], "--config", bad)
+    bad = rig.path("bad.toml", "memory = \"64MiB\"\nlease_times = 3\n")
+    expect([bad + ":2", "unknown key 'lease_times'", "the nearest first: lease_time, "], "--config", bad)
     broken = rig.path("broken.toml", "memory = \n")
     expect([broken + ":1"], "--config", broken)
     with socket.create_server(("127.0.0.1", 0)) as taken:
