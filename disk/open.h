@@ -21,7 +21,9 @@ struct TierOptions {
 /// Opens a file in each folder and starts the workers. An Error names a folder that can't be used,
 /// and what to do. Uses 8 MiB of host RAM for each worker, of which there are four at most.
 ///
-/// The destructor waits for what the disks are at.
+/// The destructor waits two seconds for what the disks are at. If a disk hangs longer, a line
+/// says so, and what the tier has (threads, host RAM, files) stays until the process ends; the
+/// memory of transfers is the caller's again all the same.
 Result<std::unique_ptr<pager::LowerTier>> openTier(const TierOptions& options);
 
 }  // namespace olpager::disk

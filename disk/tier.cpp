@@ -21,9 +21,10 @@
 namespace olpager::disk {
 namespace {
 
-constexpr unsigned kDepth = 4;         // pages of a worker at a time
-constexpr unsigned kMostAttempts = 8;  // of a request that moves nothing
-constexpr uint32_t kAlignment = 4096;  // of what O_DIRECT moves
+constexpr unsigned kDepth = 4;                // pages of a worker at a time
+constexpr unsigned kMostAttempts = 8;         // of a request that moves nothing
+constexpr std::chrono::seconds kPatience{2};  // with a disk, at the end
+constexpr uint32_t kAlignment = 4096;         // of what O_DIRECT moves
 
 unsigned workersHere() { return std::clamp(std::thread::hardware_concurrency() / 2, 2u, 4u); }
 
@@ -73,13 +74,28 @@ struct DiskTier::Worker {
   std::vector<IoEnd> ends;     // that are not looked at yet, the next one last
   std::vector<IoEnd> came;
   std::thread thread;
+  // Under the tier's mutex_:
+  bool runs = false;
+  bool at_disk = false;
 };
 
-Result<std::unique_ptr<pager::LowerTier>> openTier(const TierOptions& options) {
-  auto tier = std::make_unique<DiskTier>(options);
-  if (const Status opened = tier->open(); !opened.ok()) return opened.error();
-  return std::unique_ptr<pager::LowerTier>(std::move(tier));
-}
+// While a worker is with the kernel, which may not let it go.
+class DiskTier::AtDisk {
+ public:
+  AtDisk(DiskTier& tier, Worker& worker) : tier_(tier), worker_(worker) { set(true); }
+  ~AtDisk() { set(false); }
+  AtDisk(const AtDisk&) = delete;
+  AtDisk& operator=(const AtDisk&) = delete;
+
+ private:
+  void set(bool is) {
+    std::lock_guard lock(tier_.mutex_);
+    worker_.at_disk = is;
+    if (tier_.closing_) tier_.left_.notify_all();
+  }
+  DiskTier& tier_;
+  Worker& worker_;
+};
 
 Status DiskTier::open() {
   if (const Status opened = files_.open(options_.folders); !opened.ok()) return opened;
@@ -96,9 +112,12 @@ Status DiskTier::open() {
   }
   publish();
   try {
-    for (const auto& worker : workers_)
+    for (const auto& worker : workers_) {
+      worker->runs = true;
       worker->thread = base::ownThread([this, at = worker.get()] { work(*at); });
+    }
   } catch (const std::system_error& error) {
+    for (const auto& worker : workers_) worker->runs = worker->thread.joinable();
     if (!workers_.front()->thread.joinable())
       return Error{std::string("disk: no thread can be started: ") + error.what()};
     // With those that there are.
@@ -108,14 +127,32 @@ Status DiskTier::open() {
 
 DiskTier::DiskTier(const TierOptions& options) : options_(options) {}
 
-DiskTier::~DiskTier() {
+DiskTier::~DiskTier() = default;
+
+bool DiskTier::close() {
   {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     closing_ = true;
+    changed_.notify_all();
+    const auto all = [&](auto is) { return std::all_of(workers_.begin(), workers_.end(), is); };
+    const auto hasEnded = [](const auto& worker) { return !worker->runs; };
+    if (!left_.wait_for(lock, kPatience, [&] { return all(hasEnded); })) {
+      // Others are soon through with memory of transfers.
+      left_.wait(lock, [&] {
+        return all([](const auto& worker) { return !worker->runs || worker->at_disk; });
+      });
+      abandoned_ = !all(hasEnded);
+    }
   }
-  changed_.notify_all();
-  for (const auto& worker : workers_)
-    if (worker->thread.joinable()) worker->thread.join();
+  if (abandoned_)
+    base::logError(
+        "disk: a disk does not answer: what it was told to read and write is left to it, and its "
+        "threads stay until the process ends. Is it well (dmesg)?");
+  for (const auto& worker : workers_) {
+    if (!worker->thread.joinable()) continue;
+    abandoned_ ? worker->thread.detach() : worker->thread.join();
+  }
+  return !abandoned_;
 }
 
 // ---- what callers do
@@ -286,11 +323,15 @@ void DiskTier::publish() {
 void DiskTier::work(Worker& worker) {
   for (;;) {
     try {
-      if (!step(worker)) return;
+      if (!step(worker)) break;
     } catch (const std::exception& error) {
       leave(worker, error.what());
     }
   }
+  // Notified under the lock: the tier may be gone right after it.
+  std::lock_guard lock(mutex_);
+  worker.runs = false;
+  left_.notify_all();
 }
 
 // False: the tier ends.
@@ -302,7 +343,7 @@ bool DiskTier::step(Worker& worker) {
     changed_.wait(lock, [&] {
       return closing_ || must_wake_ || !isIdle() || !urgent_.empty() || !waiting_.empty();
     });
-    if (closing_ && isIdle()) return false;
+    if (abandoned_ || (closing_ && isIdle())) return false;
     rings = std::exchange(must_wake_, false);
     auto& from = urgent_.empty() ? waiting_ : urgent_;
     if (!closing_ && !from.empty() && !worker.free.empty()) {
@@ -330,7 +371,10 @@ bool DiskTier::step(Worker& worker) {
     goes_on = ended(worker, *worker.in_hand, end.result);
   } else if (worker.free.size() < kDepth) {
     worker.came.clear();
-    worker.queue->wait(worker.came);
+    {
+      const AtDisk at_disk(*this, worker);
+      worker.queue->wait(worker.came);
+    }
     worker.ends.assign(worker.came.rbegin(), worker.came.rend());
   }
   if (!goes_on) worker.free.push_back(static_cast<unsigned>(worker.in_hand - worker.pages));
@@ -376,6 +420,7 @@ void DiskTier::go(Worker& worker, const Moving& moving) {
   io.memory = moving.memory + moving.done;
   io.bytes = static_cast<uint32_t>(kPlaceBytes) - moving.done;
   io.tag = static_cast<uint64_t>(&moving - worker.pages);
+  const AtDisk at_disk(*this, worker);
   worker.queue->begin(io);
 }
 

@@ -21,6 +21,9 @@
 // Locks: mutex_, over all but what is a worker's own; nothing blocks under it, and nobody is
 // called. wake_mutex_, held while wake_ runs, and by nobody who holds mutex_.
 //
+// The end. Requests that the kernel has can't be taken back, and a disk may hang for ever: close()
+// leaves workers that wait for one where they are. Each is told when it comes back.
+//
 // Fork: a child closes descriptors and rings (transport::closeInForkedChild()), and has none of the
 // threads; it never uses the tier.
 #pragma once
@@ -44,26 +47,32 @@
 
 namespace olpager::disk {
 
-class DiskTier final : public pager::LowerTier {
+/// The calls of pager::LowerTier, with its contract.
+class DiskTier {
  public:
   explicit DiskTier(const TierOptions& options);
-  ~DiskTier() override;
+  ~DiskTier();
   Status open();
+  /// Ends the workers. False: a disk has not ended its requests within two seconds. Then this
+  /// object has to live as long as the process, and none of its threads touches memory of transfers
+  /// any more.
+  bool close();
 
-  void setWake(std::function<void()> wake) override;
-  void send(uint64_t address, const void* memory, uint64_t bytes,
-            const pager::ContentHash* hash) override;
-  void receive(uint64_t address, void* memory, uint64_t bytes, bool urgent) override;
-  void raise(uint64_t address) override;
-  void giveUp(uint64_t address) override;
-  bool holds(uint64_t address, const pager::ContentHash& hash) const override;
-  std::vector<uint64_t> heldAddresses() const override;
-  bool drop(uint64_t address) override;
-  void letGo(const void*) override {}
-  std::vector<Finished> take() override;
-  pager::TierFigures figures() const override;
+  void setWake(std::function<void()> wake);
+  void send(uint64_t address, const void* memory, uint64_t bytes, const pager::ContentHash* hash);
+  void receive(uint64_t address, void* memory, uint64_t bytes, bool urgent);
+  void raise(uint64_t address);
+  void giveUp(uint64_t address);
+  bool holds(uint64_t address, const pager::ContentHash& hash) const;
+  std::vector<uint64_t> heldAddresses() const;
+  bool drop(uint64_t address);
+  std::vector<pager::LowerTier::Finished> take();
+  pager::TierFigures figures() const;
 
  private:
+  using Finished = pager::LowerTier::Finished;
+  using Outcome = pager::LowerTier::Outcome;
+
   struct Copy {
     bool whole = false;  // not while it is sent
     uint64_t bytes = 0;
@@ -104,6 +113,7 @@ class DiskTier final : public pager::LowerTier {
   enum class Over : uint8_t { kWell, kNotNow, kFailed };
 
   struct Worker;
+  class AtDisk;
 
   void work(Worker& worker);
   bool step(Worker& worker);
@@ -132,7 +142,9 @@ class DiskTier final : public pager::LowerTier {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // for workers
+  std::condition_variable left_;     // for close()
   bool closing_ = false;
+  bool abandoned_ = false;  // by close(): workers end, and touch nothing more
   Files files_;
   uint64_t writings_ = 0;  // of pages, so far
   std::unordered_map<uint64_t, Copy> copies_;

@@ -129,6 +129,33 @@ static std::vector<int> descriptorsOf(const std::string& text) {
   return found;
 }
 
+TEST_CASE("a tier ends though a disk hangs", "[failures]") {
+  TemporaryFolder folder;
+  static Faults faults;  // a thread that is left behind has them
+  TierOptions options = optionsFor({&folder}, 16 * kMiB);
+  options.workers = 2;
+  options.queues = faulty(faults);
+  Bytes bytes(4 * kMiB);
+  bytes.fill(5);
+  {
+    Caller caller(options);
+    REQUIRE(caller.sent(1, bytes) == Outcome::kDone);
+    bytes.clear();
+    faults.held = true;
+    caller.tier->receive(1, bytes.base(), bytes.length(), true);
+    while (faults.begun < 4) std::this_thread::yield();
+    const auto begun = std::chrono::steady_clock::now();
+    caller.tier->setWake({});
+    caller.tier.reset();
+    CHECK(std::chrono::steady_clock::now() - begun < kLong / 2);
+  }
+  // The disk answers after all: memory of the transfer is not touched.
+  faults.held = false;
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK(static_cast<const uint64_t*>(bytes.base())[0] == 0);
+  CHECK(static_cast<const uint64_t*>(bytes.base())[bytes.length() / 8 - 1] == 0);
+}
+
 TEST_CASE("a file that takes the number of a closed descriptor is not written to", "[failures]") {
   TemporaryFolder folder;
   TierOptions options = optionsFor({&folder}, 16 * kMiB);
