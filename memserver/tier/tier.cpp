@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <exception>
+#include <thread>
 #include <utility>
 
 #include "base/held_signals.h"
@@ -21,6 +24,7 @@ using transport::Class;
 
 constexpr int64_t kLookMs = 250;        // between looks at what memservers have
 constexpr unsigned kMostAttempts = 16;  // of one send that fails each time
+constexpr std::chrono::milliseconds kRefusedPause{100};
 
 }  // namespace
 
@@ -274,37 +278,59 @@ void MemserverTier::Server::happened(const Event& event) {
 
 // ---- threads
 
-void MemserverTier::work() {
-  for (;;) {
-    std::deque<Note> some;
-    {
-      std::unique_lock lock(mutex_);
-      const int64_t next = std::min({look_at_ms_, upkeep_at_ms_, late_look_at_ms_});
-      const auto due =
-          std::chrono::milliseconds(std::clamp<int64_t>(next - monotonicMs(), 0, kLookMs));
-      changed_.wait_for(lock, due, [&] { return closing_ || !first_.empty() || !notes_.empty(); });
-      if (closing_) return;
-      if (!first_.empty()) {
-        some.swap(first_);
-      } else if (!notes_.empty()) {
-        some.push_back(std::move(notes_.front()));
-        notes_.pop_front();
-      }
-    }
-    for (Note& note : some) handle(note);
-    const int64_t now = monotonicMs();
-    if (now >= late_look_at_ms_) lookForLate();
-    if (now >= look_at_ms_) {
-      look();
-      look_at_ms_ = now + kLookMs;
-      for (const uint64_t id : std::vector<uint64_t>(parked_.begin(), parked_.end()))
-        continueSend(id);
-      reconsider();
-    }
-    if (now >= upkeep_at_ms_) upkeep();
-    tellLosses(false);
-    publish();
+// False: memory was refused, and the body ended early. A program does not end of it.
+template <typename Body>
+bool MemserverTier::guarded(Body body) noexcept {
+  try {
+    body();
+    return true;
+  } catch (const std::exception& error) {
+    base::logError(
+        "remote memory: a thread could not go on (%s): what it was at stays where it is for now. "
+        "Is memory short?",
+        error.what());
+    std::this_thread::sleep_for(kRefusedPause);
+    return false;
   }
+}
+
+void MemserverTier::work() {
+  const auto closes = [&] {
+    std::lock_guard lock(mutex_);
+    return closing_;
+  };
+  while (!closes()) guarded([&] { workOnce(); });
+}
+
+void MemserverTier::workOnce() {
+  std::deque<Note> some;
+  {
+    std::unique_lock lock(mutex_);
+    const int64_t next = std::min({look_at_ms_, upkeep_at_ms_, late_look_at_ms_});
+    const auto due =
+        std::chrono::milliseconds(std::clamp<int64_t>(next - monotonicMs(), 0, kLookMs));
+    changed_.wait_for(lock, due, [&] { return closing_ || !first_.empty() || !notes_.empty(); });
+    if (closing_) return;
+    if (!first_.empty()) {
+      some.swap(first_);
+    } else if (!notes_.empty()) {
+      some.push_back(std::move(notes_.front()));
+      notes_.pop_front();
+    }
+  }
+  for (Note& note : some) handleGuarded(note);
+  const int64_t now = monotonicMs();
+  if (now >= late_look_at_ms_) lookForLate();
+  if (now >= look_at_ms_) {
+    look();
+    look_at_ms_ = now + kLookMs;
+    for (const uint64_t id : std::vector<uint64_t>(parked_.begin(), parked_.end()))
+      continueSend(id);
+    reconsider();
+  }
+  if (now >= upkeep_at_ms_) upkeep();
+  tellLosses(false);
+  publish();
 }
 
 void MemserverTier::lend() {
@@ -317,19 +343,62 @@ void MemserverTier::lend() {
       demand = demands_.front();
       demands_.pop_front();
     }
-    const int64_t begun_ms = monotonicMs();
-    auto got = servers_[demand.server]->client->lease(demand.bytes, demand.wait_ms);
-    Note note;
-    note.kind = Note::Kind::kLeased;
-    note.server = demand.server;
-    note.late = !got.ok() && monotonicMs() - begun_ms >= demand.wait_ms;
-    if (got.ok()) {
-      note.slabs = std::move(got.value());
-    } else {
-      base::logDebug("remote memory: no lease: %s", got.error().message.c_str());
-    }
-    put(std::move(note), true);
+    // The worker waits for an answer, be it that there is no lease.
+    if (guarded([&] { lease(demand); })) continue;
+    guarded([&] {
+      Note note;
+      note.kind = Note::Kind::kLeased;
+      note.server = demand.server;
+      put(std::move(note), true);
+    });
   }
+}
+
+void MemserverTier::lease(const Demand& demand) {
+  const int64_t begun_ms = monotonicMs();
+  auto got = servers_[demand.server]->client->lease(demand.bytes, demand.wait_ms);
+  Note note;
+  note.kind = Note::Kind::kLeased;
+  note.server = demand.server;
+  note.late = !got.ok() && monotonicMs() - begun_ms >= demand.wait_ms;
+  if (got.ok()) {
+    note.slabs = std::move(got.value());
+  } else {
+    base::logDebug("remote memory: no lease: %s", got.error().message.c_str());
+  }
+  put(std::move(note), true);
+}
+
+// A transfer whose note found no memory ends, since nobody would go on with it.
+void MemserverTier::handleGuarded(Note& note) noexcept {
+  uint64_t id = note.id;
+  bool of_copy = note.kind == Note::Kind::kSend || note.kind == Note::Kind::kReceive;
+  if (note.kind == Note::Kind::kTransfer) {
+    const auto pass = passes_.find(note.id);
+    of_copy = pass != passes_.end() &&
+              (pass->second.kind == Pass::Kind::kSend || pass->second.kind == Pass::Kind::kReceive);
+    if (of_copy) id = pass->second.id;
+  }
+  if (guarded([&] { handle(note); }) || !of_copy) return;
+  while (!guarded([&] { abandon(note, id); })) {
+  }
+}
+
+// Unless a pass moves its bytes: the pass goes on with it when it ends.
+void MemserverTier::abandon(const Note& note, uint64_t id) {
+  for (const auto& [number, pass] : passes_) {
+    const bool of_copy = pass.kind == Pass::Kind::kSend || pass.kind == Pass::Kind::kReceive;
+    if (of_copy && pass.id == id) return;
+  }
+  const auto found = copies_.find(id);
+  const bool begun = found != copies_.end() && found->second.state != CopyState::kHeld;
+  const bool sent =
+      begun ? found->second.state == CopyState::kSending : note.kind == Note::Kind::kSend;
+  // Ended before memory was refused, or freed.
+  if (!begun && note.kind == Note::Kind::kTransfer) return;
+  if (found != copies_.end() && !begun) return;
+  finish(id, sent, sent ? Outcome::kNoRoom : Outcome::kNotNow,
+         begun ? found->second.hash : pager::ContentHash{});
 }
 
 void MemserverTier::handle(Note& note) {
@@ -701,6 +770,8 @@ void MemserverTier::forget(uint64_t id) {
 }
 
 void MemserverTier::finish(uint64_t id, bool sent, Outcome outcome, pager::ContentHash hash) {
+  // First of all, as what is told below has to be told.
+  if (ended_.size() == ended_.capacity()) ended_.reserve(2 * ended_.size() + 8);
   bool gone = true;
   const auto found = copies_.find(id);
   if (found != copies_.end()) {

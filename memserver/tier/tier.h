@@ -229,8 +229,14 @@ class MemserverTier final : public pager::LowerTier {
   // tier.cpp: threads and transfers
   void put(Note note, bool first);
   void work();
+  void workOnce();
   void lend();
+  void lease(const Demand& demand);
+  template <typename Body>
+  bool guarded(Body body) noexcept;
   void handle(Note& note);
+  void handleGuarded(Note& note) noexcept;
+  void abandon(const Note& note, uint64_t id);
   void startSend(Note& note);
   void continueSend(uint64_t id);
   void startReceive(Note& note);
