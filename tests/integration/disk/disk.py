@@ -274,6 +274,11 @@ def long(run):
     return end is not None and end[0] != 0 and "ulimit -f" in end[2] and "OK" not in end[1]
 
 
+def type_of(folder):
+    """Of its file system."""
+    return subprocess.run(["stat", "-f", "-c", "%T", folder], capture_output=True, text=True).stdout.strip()
+
+
 def checked(run):
     def found(disk):
         done = subprocess.run([run.options.olrun, "--driver", "sim", "--check", "--disk", disk], env=run.env, capture_output=True, text=True,
@@ -281,6 +286,13 @@ def checked(run):
         print(done.stdout + done.stderr)
         return done.returncode, done.stdout
 
+    # Where temporary files are in RAM, so are these folders.
+    in_ram = re.compile(r"^GAP +disk +\S+: its file system is in RAM \(tmpfs\)", re.MULTILINE)
+    shared = found("/dev/shm:64MiB") if type_of("/dev/shm") == "tmpfs" else None
+    if shared is not None and (shared[0] != 1 or not in_ram.search(shared[1])):
+        return False
+    if type_of(run.scratch) == "tmpfs":
+        return in_ram.search(found(f"{run.folders[0]}:64MiB")[1]) is not None
     good, much, none = (found(disk) for disk in (f"{run.folders[0]}:64MiB", f"{run.folders[0]}:1000000TiB", f"{run.scratch}/none:64MiB"))
     return (re.search(r"^ok +disk +\S+/a: room for 64MiB, and \S+ are free$", good[1], re.MULTILINE) is not None
             and re.search(r"^note +disk +\S+/a: \S+ are free, less than the ", much[1], re.MULTILINE) is not None
