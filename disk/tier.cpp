@@ -98,7 +98,7 @@ class DiskTier::AtDisk {
 };
 
 Status DiskTier::open() {
-  if (const Status opened = files_.open(options_.folders); !opened.ok()) return opened;
+  if (Status opened = files_.open(options_.folders); !opened.ok()) return opened;
   if (options_.encrypt) {
     auto key = CipherKey::make();
     if (!key.ok()) return key.error();
@@ -107,7 +107,7 @@ Status DiskTier::open() {
   const unsigned count = options_.workers != 0 ? options_.workers : workersHere();
   for (unsigned i = 0; i < count; ++i) {
     auto worker = std::make_unique<Worker>();
-    if (const Status opened = worker->open(options_, key_.get()); !opened.ok()) return opened;
+    if (Status opened = worker->open(options_, key_.get()); !opened.ok()) return opened;
     workers_.push_back(std::move(worker));
   }
   publish();
