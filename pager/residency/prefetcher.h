@@ -29,7 +29,6 @@ class Prefetcher {
 
   /// The next prefetch() looks again, whatever launches do.
   void lookAgain() { again_ = true; }
-  bool looksAgain() const { return again_; }
   /// There is more or less room than the plan of who stays in VRAM knows.
   void replan();
   bool hasPlan() const { return planner_.known(); }

@@ -2,20 +2,16 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <ctime>
 
 #include <algorithm>
 #include <cerrno>
 
+#include "base/boot_clock.h"
 #include "base/held_signals.h"
 
 namespace olpager::transport {
 
-int64_t nowMs() {
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
-}
+int64_t nowMs() { return base::bootMs(); }
 
 Reactor::Reactor()
     : epoll_(epoll_create1(EPOLL_CLOEXEC)),
